@@ -25,8 +25,8 @@ VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
 
 
 class Annexes:
-    """Those of one export, by mount point in the destination. `main` is the staging directory itself, the
-    caller's to close.
+    """Annexes of one export, by mount point in the destination. `main` is the staging directory itself, which
+    the caller closes.
     """
 
     def __init__(self, main: DirTree) -> None:
@@ -52,7 +52,7 @@ class Annexes:
         yield from self._open.values()
 
     def add(self, voucher: Voucher, target: DirTree, point: bytes, step: Callable[[str], None]) -> None:
-        """Make the one in the mount point, vouched for; there already is fine.
+        """Make the annex in the mount point, vouched for; an annex that exists already is kept.
 
         Raises:
             OSError: it cannot be made there. What was made is `clear`'s to remove.
@@ -85,7 +85,7 @@ class Annexes:
             home.close()
 
     def take_over(self, home: DirTree, said: Said) -> None:
-        """Open those that a dead export left. `home` is the destination.
+        """Open the annexes that a dead export left. `home` is the destination.
 
         Raises:
             OSError: ENODEV: a file system is not mounted as it was then.

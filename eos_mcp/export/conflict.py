@@ -1,9 +1,9 @@
 """Find changes of the user in the destination that an export would lose, while the stream is read and before
 anything is written.
 
-What lies at a path is nobody's work when it is as the sandbox found it (the base), as an export left it (the
-record, or the `earlier` of the stream), or as this export would make it. Anything else in the way is a
-conflict, and so is a path that is gone where one of the first two had it. See ADR 0037.
+The entry at a path is not work of the user when it is as the sandbox found it (the base), as an export left
+it (the record, or the `earlier` of the stream), or as this export would make it. Any other entry in the way
+is a conflict, and so is a path that is gone where one of the first two had it. See ADR 0037.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class DirTree:
 
     def remove(self, path: bytes) -> None:
         """Delete a file, a symlink or a whole directory, never through a symlink. Directories without
-        permission get it. A missing path is no error.
+        permission get it. A missing path is not an error.
         """
         name = _name(path)
         parent = os.dup(self.parent(path))

@@ -37,7 +37,7 @@ delta can be larger.
 READ = 1 << 20
 SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN = 10, 13, 14
 ROOM = 1 << 18
-"""With fewer free bytes a failed write counts as a full disk."""
+"""Free bytes below which a failed write counts as a full disk."""
 
 NOTHING, FILE, LINK, DIRECTORY, OPAQUE = "-", "f", "l", "d", "o"
 

@@ -120,8 +120,8 @@ class ExportGuard:
         return None if found is None or not stat.S_ISDIR(found.st_mode) else stat.S_IMODE(found.st_mode)
 
     def closed(self, header: pax.Header, old: os.stat_result) -> pax.Header:
-        """Without what the person took away from group and others of a file or directory since the copy was
-        made: it is not opened again.
+        """Return the entry without the permissions of group and others that the user removed from the file or
+        directory since the copy was made: the export does not grant them again.
         """
         lost = header.mode & ~old.st_mode & _OTHERS
         was = self.copy.lstat(header.path) if lost and self.copy is not None else None
@@ -147,7 +147,7 @@ class ExportGuard:
     # before and after the destination changes
 
     def refuse(self, hygiene: Hygiene) -> None:
-        """The stream was read, and nothing was written.
+        """Refuse conflicts and unsafe files, after the stream was read and before anything is written.
 
         Raises:
             OperationError: operation_failed: export_conflict, unsafe_content.
@@ -170,11 +170,11 @@ class ExportGuard:
         raise OperationError(OPERATION_FAILED, f"{message}, nothing was written: {first}{more}", details, reason="unsafe_content")
 
     def ready(self, whole: DirTree | None = None) -> None:
-        """Before the destination changes.
+        """Begin the record, before the destination changes.
 
         Args:
-            whole: what becomes the destination by one rename. Where its time of birth is known no other
-                directory can be taken for it, so the record says at once what `finish` would.
+            whole: the directory that becomes the destination by one rename. Where its time of birth is known
+                no other directory can be taken for it, so the record gets at once what `finish` would write.
         """
         if self.record is not None and self.heads is not None:
             about = None if whole is None else identity_of(whole)

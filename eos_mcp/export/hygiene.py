@@ -320,7 +320,7 @@ class Hygiene:
         if rule.treatment == HOME:
             return self._in_a_home(rule, header.path)
         if header.path.lower().endswith(b".pth") and not self.ground.existed(header.path.rpartition(b"/")[0]):
-            return False  # an environment that comes with the export: nobody uses it yet
+            return False  # the environment comes with this export: no interpreter of the host uses it yet
         if rule.why == "byte_code":
             above, _, name = header.path.rpartition(b"/")
             cached = above.rpartition(b"/")[2] == b"__pycache__"

@@ -14,8 +14,8 @@ from layerstack.kernel.content import next_data
 from layerstack.kernel.fsync import begin_write_out, write_all
 
 WRITE_OUT_BYTES = 8 << 20
-"""After so many bytes of a file the kernel is asked to write them while the rest still arrives: the fsync at
-the end then waits for little.
+"""Number of bytes of a file after which the kernel is asked to write them while the rest still arrives: the
+fsync at the end then waits for little.
 """
 
 

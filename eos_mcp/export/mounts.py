@@ -54,10 +54,11 @@ def check(mounts: tuple[bytes, ...], path: bytes) -> None:
 
 
 def check_none(fd: int, name: bytes) -> None:
-    """Before the directory `name` in the open directory is removed with all that it holds.
+    """Refuse the removal of the directory `name` in the open directory, with all that it holds, if it is a
+    mount point or holds one.
 
     Raises:
-        OSError: EBUSY, nothing was removed: something is mounted in it.
+        OSError: EBUSY, nothing was removed: a file system is mounted in it.
     """
     for point in mounts_below(fd):
         if point == name or point.startswith(name + b"/"):

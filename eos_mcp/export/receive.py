@@ -440,7 +440,7 @@ class Receiver:
         """Stage a file, unless the destination's has its content already or stays as it is.
 
         Args:
-            told: the entry as it came, with the bits that `header` lacks.
+            `told`: the entry as it came, with the bits that `header` lacks.
         """
         old = self._old(header.path)
         if old is not None:
@@ -603,8 +603,8 @@ class Receiver:
             self.stage.add_clear(child)
 
     def _collide(self, n: int, path: bytes) -> None:
-        """On a case-folding file system: note two names of the delta, or one and its other spelling in the
-        destination, that are one file.
+        """Note two names of the delta, or one and its other spelling in the destination, that are one file on
+        a case-folding file system.
         """
         if not self._folds:
             return
@@ -616,7 +616,7 @@ class Receiver:
             self._collisions.append([shown(there), shown(path)])
 
     def _other_spelling(self, path: bytes) -> bytes | None:
-        """On a case-folding file system: return the destination's path that is the same file and is spelt in
+        """Return the destination's path that is the same file on a case-folding file system and is spelt in
         another way.
         """
         if not self._folds or self.target is None or self._old(path) is None:

@@ -94,8 +94,8 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
 
 def _swept(home: DirTree, voucher: Voucher, step: StepHook) -> bool:
     """Remove the staging of an export that needs no rollback; False: it cannot be removed (an immutable file,
-    a mount), which is in nobody's way. The voucher stays then, so that each later export tries, and the
-    result names the directory.
+    a mount), which does not prevent another export. The voucher stays then, so that each later export tries,
+    and the result names the directory.
     """
     try:
         clear_away(home, voucher, step)

@@ -1,4 +1,6 @@
-"""The file in the place of an archive that is to be written: an archive of an earlier export makes room, a person's own work does not."""
+"""The file in the place of an archive that is to be written: an archive of an earlier export is replaced, a
+user's own file is not.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ _EMPTY_MAX = 1 << 14
 
 
 def check(dest: str, *, overwrite: bool) -> None:
-    """An export takes the place of an archive that an export made, or of an empty file.
+    """Refuse to replace a file, unless it is empty or an archive that an export made.
 
     Args:
-        overwrite: an archive that something else made, a backup for one, goes too. A file that is no archive never does.
+        overwrite: an archive that another program made, such as a backup, is replaced too. A file that is
+            neither empty nor an archive never is.
     Raises:
-        OperationError: operation_failed, reason export_conflict: another file lies there. Nothing was written.
+        OperationError: operation_failed, reason export_conflict: `dest` is another file. Nothing was written.
     """
     try:
         found = os.lstat(dest)

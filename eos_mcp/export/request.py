@@ -30,8 +30,8 @@ class ExportRequest:
     base: str | None = None
     """The base of the sandbox on this machine; files that differ from it were edited on the host."""
     rules: ExportRules = REFERENCE
-    """For `dir`: rules for a repository's own files, for changed files, and for files that would run by
-    themselves.
+    """Rules of a `dir` export for a repository's own files, for changed files, and for files that would run
+    by themselves.
     """
     bound: Bounds | None = None
     """Checks the resolved destination right before it is opened. None: no bounds."""

@@ -1,8 +1,8 @@
 """Setuid and setgid bits and file capabilities, which an export leaves out unless the user asks for them.
 
-A file that a sandbox made would run as whoever exports it, root included. A directory's setgid bit gives what
-is made in it a group and nobody a right: it is carried like any other bit. Capabilities are extended
-attributes, of which an export writes none.
+A file that a sandbox made would run as whoever exports it, root included. A directory's setgid bit sets
+the group of the entries that are made in it and grants no right: it is carried like any other bit.
+Capabilities are extended attributes, and an export writes no extended attributes.
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
 """The staging directory of one `dir` export, and the journal by which an incomplete one is rolled back.
 
-    .eos-export-<...>/      inside the destination, or beside it while that does not exist; locked with flock(2) by its export
-      state                 {"format", "phase": ready | done | back, "created", "plan", "clears", "mac"}; replaced by rename; none while the
-                            stream is read, when there is nothing to take back
-      plan                  one record per entry of the stream, in its order: what to do, with which mode, which mode was there, and size and time of
-                            what is put in place
+    .eos-export-<...>/      inside the destination, or beside it while that does not exist; locked with
+                            flock(2) by its export
+      state                 {"format", "phase": ready | done | back, "created", "plan", "clears", "mac"};
+                            replaced by rename; none while the stream is read, when no step needs a rollback
+      plan                  one record per entry of the stream, in its order: the step, the mode to set, the
+                            old mode, and size and time of the entry that is put in place
       clears                paths that opaque directories hide
-      new/<n>               what entry n puts in place, complete and synced before the phase is `ready`
-      undo/<n>, undo/c<k>   what was moved out of the way for it
+      new/<n>               the entry that n puts in place, complete and synced before the phase is `ready`
+      undo/<n>, undo/c<k>   the entry that was moved out of the way for it
 
-What goes to another file system that is mounted in the destination has its `new` and `undo` there
-(`export_annex`).
+Entries for another file system that is mounted in the destination have their `new` and `undo` there
+(`export.annex`).
 
-From `ready` on the destination changes by rename, link and chmod only, and each of them can be told from what
-lies in `new` and `undo`: a later export, or `recover`, takes the steps back in reverse. Every rollback step
-can be repeated, so a kill in the middle of it is fine too. A path that has another size or time than what was
-put there was written after the kill: it stays as it is.
+From `ready` on the destination changes by rename, link and chmod only, and the contents of `new` and `undo`
+show which of these steps were done: a later export, or `recover`, rolls them back in reverse. Every rollback
+step can be repeated, also after a kill in the middle of it. A path that has another size or time than the
+entry that was put there was written after the kill: it stays as it is.
 
-Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says
-which one it is (`export.voucher`), and `mac` is the HMAC, by the voucher's key, of the state with the HMACs
-of plan and clears in it: another journal is never carried out.
+Any program may have made a directory of such a name there, so a voucher in the gateway's state directory
+identifies the export's own (`export.voucher`), and `mac` is the HMAC, by the voucher's key, of the state with
+the HMACs of plan and clears in it: another journal is never carried out.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from eos_mcp.export.voucher import Said, Voucher
 
 FORMAT = 3
 SYNC_EACH_UP_TO = 64
-"""With more files or directories one syncfs(2) is cheaper; with fewer it would wait for other programs'
-writes.
+"""Largest number of files or directories that are synced one by one. With more, one syncfs(2) is cheaper;
+with fewer it would wait for other programs' writes.
 """
 
 _NO_MODE = 0xFFFF
@@ -450,8 +451,8 @@ class ExportStage:
     def _take_back(self, target: DirTree, n: int, what: Step) -> None:
         """Move the new entry out, then the old one in; the entries in `new` show how far this came.
 
-        Files that others put or saved there meanwhile stay, and what the export had moved out of the way for
-        its own is not put back then: that was a version that they had before theirs.
+        A file that another program wrote there since the export stays; the entry that the export had moved
+        out of its place is then not put back, since the file that was written is newer than it.
         """
         new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.annexes.of(what.path)
         if stage is None:

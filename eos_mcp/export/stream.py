@@ -60,7 +60,7 @@ class DeadlineReader(Protocol):
 
 
 class ExportLimits(NamedTuple):
-    """`manager.export`: bytes received (None is no cap), bytes of the tar, entries."""
+    """`manager.export`: bytes received (None: no cap), bytes of the tar, entries."""
 
     max_stream_bytes: int | None = None
     max_decompressed_bytes: int = 8 << 30
@@ -160,7 +160,7 @@ class ExportStream:
         self._reader, self._limits = reader, limits
         self.received = self.tar_bytes = self.count = 0
         self.told: Callable[[pax.Header], None] | None = None
-        """Takes what the sandbox says of its base; where nobody asked for that it is refused."""
+        """Callback that takes the entries of the sandbox's base; without one such an entry is refused."""
         self._told_count = 0
         self._digest = hashlib.sha256()
         self._hasher: ThreadPoolExecutor | None = None  # large pieces are hashed beside the writing of them
@@ -197,7 +197,7 @@ class ExportStream:
     # bytes
 
     def _hash(self, piece: memoryview) -> None:
-        """In order; at most one piece is on its way."""
+        """Hash pieces in order, a large one in a thread; at most one of these is unfinished at a time."""
         digest = self._content_digest if self._by_file else self._digest
 
         def take(part: memoryview) -> None:
@@ -591,7 +591,7 @@ def _ranges(raw: bytes, header: pax.Header, left: int) -> list[tuple[int, int]]:
 
 
 def _check_name(path: bytes, what: str) -> None:
-    """A normalised relative path.
+    """Refuse a path that is not a normalised relative one.
 
     Raises:
         OperationError: operation_failed, `bad_entry`.
@@ -603,7 +603,7 @@ def _check_name(path: bytes, what: str) -> None:
 
 @contextlib.contextmanager
 def _reading() -> Generator[None]:
-    """A read that failed is told as what became of the stream."""
+    """Report a failed read as an error of the stream: `export_stalled` or `export_interrupted`."""
     try:
         yield
     except TimeoutError:

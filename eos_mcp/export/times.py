@@ -1,9 +1,9 @@
-"""Times of what a `dir` export writes over somebody's files: no build of theirs takes an output for fresh
-that was made from text that was replaced.
+"""Times of the files that a `dir` export writes over the user's: no build in the destination takes an output
+for up to date that was made from an input that was replaced.
 
 Inputs that are written get the time of the export, in the order that they had. Outputs keep theirs, unless
-the destination has an input that the sandbox does not have so: then they are older than that. Into a new or
-empty directory everything keeps its time, and with `times: keep`.
+the destination has an input that the sandbox does not have so: then they are older than that. All files keep
+their times in a new or empty directory, and with `times: keep`.
 """
 
 from __future__ import annotations

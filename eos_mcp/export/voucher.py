@@ -5,7 +5,7 @@ taken over.
         {"format", "kind": dir | archive, "dest", "home", "home_id", "name", "key", "boot"}
         {"id"}                          the device and the inode of the staging, appended before anything is put into it
         {"annex", "home_id", "volatile"} then {"annex", "id"}: the same of one on another file system in the
-        destination (`export_annex`)
+        destination (`export.annex`)
 
 A destination's content comes from sandboxes, clones and other people, so nothing that lies there is believed:
 what a crash left is looked for from here, by name, inode and device, and its journal has to carry a code made
