@@ -48,7 +48,6 @@ TO_REWRITE: dict[str, str] = {
     "eos_mcp/export": "the host side is rewritten room by room",
     "layerstack": "layerstack is rewritten level by level",
     "eos_mcp/providers": "the host side is rewritten room by room",
-    "layerstack/publish": "layerstack is rewritten level by level",
     "layerstack/recovery": "layerstack is rewritten level by level",
     "layerstack/session": "layerstack is rewritten level by level",
 }

@@ -1,4 +1,4 @@
-"""From captured changes to one layer on top of the head: decision table, merge, commit, quota, drafts.
+"""Publication of captured changes as one layer on top of the head.
 
-Imports `units` and what is below it.
+Holds the decision table, merge, commit, quota and drafts. Imports `units` and what is below it.
 """

@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from layerstack.model.manifest import Manifest
 
 EPOCH_NS = SECOND
-"""A bound below every input; zero is no time to some tools."""
+"""Bound below every input, in ns; one second, since some tools take zero for a missing time."""
 _FAR = (1 << 63) - 1
-"""What fits into eight bytes: the year 2262. Some file systems go further."""
+"""Largest time in ns that fits into eight bytes: the year 2262. Some file systems keep later times."""
 _NOTHING, _INPUT, _OUTPUT, _FOLDER, _OUTPUT_FOLDER = range(5)
 
 
 class Survey(NamedTuple):
-    """One look at sealed work: which way its paths go, what they are to builds, and their times."""
+    """Result of one scan of captured work: routes of its paths, their roles in builds, and their times."""
 
     source_count: int
     ignored_count: int
     roles: bytes
-    """Of each row."""
+    """Role of each row."""
     times: array[int]
-    """Of each row, in ns, before anything was changed here."""
+    """Modification time of each row in ns, as it was before this module changed any."""
     own: LayerTimes
     newest_made: int
     """The newest file on the source route that neither `file_write` or `file_edit` wrote nor a merge made; 0: there is none."""
     old: bool
-    """Has an input of other content than the base's a time from before the base was published?"""
+    """True if an input that the base has with other content has a time from before the base was published."""
     written: tuple[str, ...]
     """Ignored files that are inputs since they were written by hand."""
 
@@ -63,7 +63,7 @@ class Survey(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What is settled: work that stands on a version."""
+    """Base of the work whose times are decided: its version, and the roles of the paths."""
 
     version: int
     base: Chain
@@ -141,13 +141,13 @@ def _is_file(base: Chain, path: str) -> bool:
 
 
 def _is_as_in(base: Chain, tree: Tree, path: str) -> bool:
-    """Has the base the same content there? Only the mode, or the like, was changed then."""
+    """True if the base has a file of the same content there: then only the mode, or the like, was changed."""
     under = base.find(path)
     return under is not None and under.kind == FILE and same(under, tree.state(path))
 
 
 def notices(stack: Stack, seen: Survey, work: Standing, head: Manifest) -> tuple[Notice, ...]:
-    """What a publication of the work on `head` tells of inputs that it has not seen."""
+    """Make the notices of a publication of the work on `head` about inputs that the work has not seen."""
     newer = [layer for layer in stack.layers.of(head) if layer.version > work.version]
     unseen = [times_of(stack, layer) for layer in newer]
     return built_on(work.version, seen.newest_made, work.base, stack.chain(head), newer, unseen, work.roles)
@@ -200,7 +200,7 @@ class Settled:
             self._sync()
 
     def _bound_of(self, head: Chain, unseen: Sequence[LayerTimes], newer: Sequence[Layer]) -> int | None:
-        """What outputs of ours must be older than; None: than nothing, or there are none."""
+        """Return the time in ns that outputs of ours must be older than; None: no such time or no outputs."""
         if not self._seen.has(_OUTPUT) and not self._seen.has(_OUTPUT_FOLDER):
             return None
         if any(one.removes for one in unseen) and lacks_input(self._work.base, head, newer, self._work.roles):
@@ -282,7 +282,10 @@ class Settled:
         self._tree.set_times(above, times)
 
     def _is_own(self, path: str, state: State) -> bool:
-        """Has nothing but this work the file? It may have several names in it, and each once more in the work that it is a clone of."""
+        """True if only this work has the file, or it and the work that it is a clone of.
+
+        The file may have several names in this work, and each of them once more in the original.
+        """
         if state.links == 1:
             return True
         if state.inode in self._copies:
@@ -302,7 +305,10 @@ class Settled:
         return False
 
     def _sync(self) -> None:
-        """What was set under the lock: a commit follows."""
+        """Fsync the paths whose times were changed, unless the file system keeps the order.
+
+        The caller holds the lock, and a commit follows.
+        """
         changed = (self._tree.full(row.path) for at, row in enumerate(self._indexed.rows) if self._changed[at])
         if not fsync.keeps_order(self._stack.root):
             fsync.sync_files(self._stack.root, changed, ())

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Verdict(NamedTuple):
-    """What becomes of a path. With a `conflict` the rest means nothing but the hunks."""
+    """Outcome of the merge of one path. With a `conflict`, only `hunks` has a meaning beside it."""
 
     conflict: str | None
     """The classes of the conflict, joined by `+`, or None: it merges."""
@@ -56,7 +56,7 @@ def _files(base: State | None, ours: State, head: State, adjacent: bool) -> tupl
 
 
 def decide(base: State | None, ours: State | None, head: State | None, rules: PublishRules = DEFAULT) -> Verdict:
-    """What becomes of a path that the session and the head both changed, differently."""
+    """Merge one path that the session and the head both changed, differently."""
     if ours is None:
         return Verdict("delete_modify")
     if head is None:

@@ -1,4 +1,7 @@
-"""Which sessions stand on which draft, and what drafts keep alive: the bookkeeping of a process over the folders of `layerstack.publish.drafts`."""
+"""References of sessions and readers to drafts, and the leases of drafts.
+
+The counts belong to one process; the folders on disk are those of `layerstack.publish.drafts`.
+"""
 
 from __future__ import annotations
 
@@ -120,13 +123,13 @@ def layer_of(stack: Stack, draft: Draft, manifest: Manifest) -> Layer:
 
 
 def claim(stack: Stack, draft_id: str) -> None:
-    """One user more stands on it, who does not read it now: a dead session. Until `leave`."""
+    """Add a reference to the draft without reading it, for a dead session. It counts until `leave`."""
     with stack.lock:
         stack.draft_table.users[draft_id] = stack.draft_table.users.get(draft_id, 0) + 1
 
 
 def leave(stack: Stack, draft_id: str | None) -> None:
-    """One user less stands on the draft; None is no draft."""
+    """Remove one reference to the draft; the last one removes a published draft. None has no effect."""
     if draft_id is None:
         return
     with stack.lock:

@@ -1,4 +1,4 @@
-"""Drafts: captured work that was not published, kept with its base version until somebody publishes or discards it.
+"""Drafts: captured work that was not published, kept with its base until it is published or discarded.
 
     drafts/<id>/draft.json    base version and its layers (the lease), origin, reason
     drafts/<id>/layer/        the sealed work, immutable: a session opened from it mounts it as a private layer
@@ -41,7 +41,7 @@ class Draft(NamedTuple):
     upper: str
     """Token of the upper that it was made of."""
     digest: str = ""
-    """Of its tree, as a layer's; empty in drafts that are older than this key."""
+    """Digest of its tree, as a layer's; empty in drafts that are older than this key."""
     content: int = PLAIN_FORMAT
     """The index format whose digests of files that digest is made of."""
 
@@ -80,7 +80,7 @@ def keep(stack: Stack, work: Work, *, origin: str, request_id: str | None, agent
         time.time_ns() // 1_000_000,
         work.indexed.changes,
         work.indexed.size_bytes,
-        stack.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
+        stack.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place
         upper,
         work.indexed.digest,
         FORMAT,

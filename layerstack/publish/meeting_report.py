@@ -1,4 +1,4 @@
-"""What a publication is told of the walk over three trees: conflicts with whose work they are about, and notices."""
+"""Report of the walk over three trees: conflicts, each with the layer of the other side, and notices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Found = tuple[str, tuple[Hunk, ...]]
 
 
 class Findings(NamedTuple):
-    """What a walk found; its lists grow meanwhile."""
+    """Results of a walk; the lists grow while it runs."""
 
     edits: list[Edit]
     conflicts: dict[str, Found]
@@ -43,7 +43,7 @@ class Findings(NamedTuple):
 
 
 class Report:
-    """The findings, as they are told."""
+    """Conflicts and notices that are made of the findings."""
 
     def __init__(self, trees: Trees, found: Findings, kinds: Sequence[Kind]) -> None:
         """`kinds`: of units, beside those built in."""
@@ -84,7 +84,7 @@ class Report:
         return tuple(listed)
 
     def notices(self) -> tuple[Notice, ...]:
-        """What was decided that nobody was asked about."""
+        """List the notices: decisions other than conflicts."""
         found, left = [*self._found.notices, *self._renamed_twice()], set(self._found.left)
         for unit in self._found.units:
             if unit.replaced and unit.whose == OURS:
@@ -142,7 +142,7 @@ class Report:
         return None if to is None else Renamed(to, by)
 
     def _renamed_twice(self) -> Iterator[Notice]:
-        """What both sides removed at a path, and have at different ones."""
+        """Yield a notice for each path that both sides renamed, to different paths."""
         for path in self._found.both_removed[:RENAMES_MAX]:
             ours, theirs = (self._renames[by].find(path) for by in ("ours", "theirs"))
             if ours is not None and theirs is not None and ours != theirs:
@@ -155,5 +155,5 @@ class Report:
         return TornUnit(unit.unit.kind.name, unit.changed, commit)
 
     def _by(self, layer: Layer | None) -> TheirsLayer | None:
-        """Who published it."""
+        """Describe a layer and its author; None if there is no layer."""
         return None if layer is None else self._trees.describe(layer)

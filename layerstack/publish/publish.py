@@ -1,8 +1,9 @@
 """Sealed work -> one layer on top of the head, or every conflict and no change.
 
-Planning, hashing, merging and the data's fsyncs happen outside the store lock; under it there are renames and the fsyncs of the manifest.
-A head that moved meanwhile is harmless when nothing newer meets our paths; else the work is planned again, after three rounds under the
-lock. The work itself is only ever renamed: what must be rewritten is rewritten in a clone.
+Planning, hashing, merging and the data's fsyncs happen outside the store lock; under it there are renames and
+the fsyncs of the manifest. A head that moved in that time is harmless if no newer layer meets our paths; else
+the work is planned again, after three rounds under the lock. The work itself is only ever renamed: what must
+be rewritten is rewritten in a clone.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Work(NamedTuple):
 
 
 class Author(NamedTuple):
-    """Who publishes, for the layer's metadata."""
+    """Author of a layer, for its metadata."""
 
     owner: str
     request_id: str
@@ -113,7 +114,12 @@ def settle(tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, role
 
 
 def is_touched(records: Index, found: Collection[str]) -> Callable[[str], bool]:
-    """Is a file of a rewritten tree there for its time alone? `records`: of the tree that it was cloned from."""
+    """Return a predicate: True for a file that is in a rewritten tree for its time alone.
+
+    Args:
+        records: index of the tree that the rewritten tree was cloned from.
+        found: files that stay for their time alone, as `settle` returns them.
+    """
     return lambda path: path in found or ((rec := records.get(path)) is not None and rec.quiet)
 
 
@@ -142,9 +148,10 @@ def preview(
     leaving: Collection[str] = (),
     written: Collection[str] = (),
 ) -> Preview:
-    """What `publish` would answer for a sealed tree in memory, which is used up; `leaving` are holders of leases that would end with it.
+    """Return the result that `publish` would have for a captured tree in memory, which is used up.
 
     Args:
+        leaving: holders of leases that would end with the publication.
         written: as in `Work`.
     """
     with stack.reading() as snapshot:
@@ -286,7 +293,7 @@ def _prepare(stack: Stack, work: Work, author: Author, scrap: Names, head: Manif
 
 
 def _complete(stack: Stack, work: Work, author: Author, scrap: Names, ready: _MergedTree) -> _MergedTree:
-    """What goes beside the tree is written, and all of it synced."""
+    """Write the metadata of the layer, and fsync it with the tree."""
     tree, indexed = ready.tree, ready.indexed
     metadata = _write_metadata(stack, work, ready, author, scrap)
     files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SYNCED])
@@ -301,7 +308,10 @@ def _wanted(work: Work, indexed: Indexed) -> int:
 
 
 def _containers_met(stack: Stack, indexed: Indexed, version: int, head: Manifest) -> bool:
-    """May a directory that is a mere container on the base be more than that on the head? (An ignored one that the head removed.)"""
+    """True if a directory that is a mere container on the base may be more than that on the head.
+
+    Such a directory is an ignored one that the head removed.
+    """
     return head.version != version and any(
         row.record.quiet and not stack.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path
     )
@@ -372,7 +382,7 @@ def _commit(stack: Stack, work: Work, ready: _MergedTree, author: Author, *, fin
             if head is not ready.head:
                 planned_on = ready.head.version
                 newer = [moved for moved in stack.layers.of(head) if moved.version > planned_on]
-                lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: what happened since cannot be told any more
+                lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: the changes since then are not known any more
                 own = (ready.indexed.records, work.indexed.records)
                 if lost or any(moved.meets(index) for moved in newer for index in own) or meet(own, newer, stack.rules.units):
                     assert not final

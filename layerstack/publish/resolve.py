@@ -23,7 +23,11 @@ from layerstack.units.units import HEAD, OURS
 
 
 class MergePlan(NamedTuple):
-    """Without conflicts, a clone of the layer with the edits applied shows the merge on top of the head. No edits: the layer itself does."""
+    """Outcome of a merge: conflicts, or edits.
+
+    Without conflicts, a clone of the layer with the edits applied shows the merge on top of the head; without
+    edits too, the layer itself does.
+    """
 
     conflicts: tuple[Conflict, ...]
     edits: tuple[Edit, ...]
@@ -45,7 +49,7 @@ def plan(meeting: Meeting) -> MergePlan:
 
 
 class Above(enum.Flag):
-    """What is so of the directories that a path is in."""
+    """Properties of the directories that a path is in."""
 
     NOTHING = 0
     HIDES = enum.auto()
@@ -57,7 +61,7 @@ class Above(enum.Flag):
 
 
 class _Merge:
-    """The walk over what ours lists. Each `visit` answers: is the path in the resulting layer?
+    """The walk over what ours lists. Each `visit` returns True if the path is in the resulting layer.
 
     | ours                     | head           | what becomes of it                                                                |
     |--------------------------|----------------|-----------------------------------------------------------------------------------|
@@ -65,7 +69,7 @@ class _Merge:
     | changed                  | as in the base | ours, if its directory is still there                                             |
     | changed                  | the same       | the head's                                                                        |
     | changed, derived         | changed        | the head's, counted                                                               |
-    | changed, ignored by all  | changed        | merged where it merges, else ours, and whose was replaced is told                 |
+    | changed, ignored by all  | changed        | merged where it merges, else ours, and a notice names the layer that was replaced |
     | changed                  | changed        | merged where it merges (`rules.decide`), else a conflict                          |
     | a directory it made      | a directory    | attributes by the lines above, then what is in it                                 |
     | a directory it passed    | none           | goes; what ours changed in it is judged by itself: derived goes, source conflicts |
@@ -189,7 +193,10 @@ class _Merge:
         return self.visit_made(path, three, o, above)
 
     def visit_children(self, path: str, above: Above) -> bool:
-        """Is anything in the directory in the resulting layer? What nothing newer meets stays, and is not looked at."""
+        """Visit what ours lists in a directory; True if any of it is in the resulting layer.
+
+        A path that nothing newer meets stays and is not visited.
+        """
         stays, met = path in self.filled, bool(above & (Above.GONE | Above.COVERED))
         for child in self.trees.children(path):
             if met or child in self.forced or self.shelf.touched(child, self.version):
@@ -300,7 +307,7 @@ class _Merge:
         return True
 
     def attributes(self, path: str, three: Three, o: State, h: State) -> State:
-        """Those of a directory on both sides, by the table. -> what it has afterwards"""
+        """Merge the attributes of a directory on both sides, by the table; return its state afterwards."""
         if three.agree:
             return o
         if not three.ours_changed or (three.head_changed and self.derived(path, three.base, o, h)):
@@ -364,7 +371,10 @@ class _Merge:
         return True
 
     def place_forced(self) -> None:
-        """Of units that are ours as a whole, the members that ours left as they were in the base and the head did not."""
+        """Add edits for units that are ours as a whole.
+
+        They place the members that ours left as they were in the base, and the head did not.
+        """
         trees, index = self.trees, self.trees.index
         for path in sorted(path for path, whose in self.forced.items() if whose == OURS and path not in index):
             o = trees.shown.find(path)

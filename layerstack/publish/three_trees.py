@@ -1,4 +1,7 @@
-"""Three trees that meet: base, ours, head. What each has at a path, and what is so of a path by all three; decides nothing."""
+"""Three trees that meet: base, ours, head. State of each at a path, and properties of a path by all three.
+
+The module decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,24 @@ from layerstack.units.units import Sides
 
 
 class Meeting(NamedTuple):
-    """Sealed work, and the head that it is to be published on."""
+    """Captured work, and the head that it is to be published on."""
 
     tree: Tree
     listed: Index
-    """What the work's tree holds."""
+    """Index of the work's tree."""
     base: Chain
-    """What the work stands on, of number `version`."""
+    """Base of the work, the version of number `version`."""
     head: Chain
     version: int
     ignored: Ignored
-    """By the `.gitignore` files of base and head."""
+    """Rules of the `.gitignore` files of base and head."""
     describe: Callable[[Layer], TheirsLayer]
-    """Who published a layer."""
+    """Describes a layer and its author."""
     rules: PublishRules = DEFAULT
 
 
 class Three:
-    """What base, ours and head have at one path; None is nothing. Compared when asked, and once."""
+    """States of base, ours and head at one path; None is nothing. Each comparison is made on demand, once."""
 
     def __init__(self, trees: Trees, path: str, ours: State | None) -> None:
         self._trees, self._path = trees, path
@@ -47,17 +50,17 @@ class Three:
 
     @functools.cached_property
     def ours_changed(self) -> bool:
-        """Does ours differ from the base?"""
+        """True if ours differs from the base."""
         return not equal(self.base, self.ours)
 
     @functools.cached_property
     def head_changed(self) -> bool:
-        """Does the head differ from the base?"""
+        """True if the head differs from the base."""
         return not self._trees.unmoved(self._path, self.base, self.head)
 
     @functools.cached_property
     def agree(self) -> bool:
-        """Have ours and the head the same?"""
+        """True if ours and the head have the same."""
         return equal(self.ours, self.head)
 
 
@@ -75,11 +78,11 @@ class Trees:
 
     @functools.cached_property
     def shown(self) -> Chain:
-        """What the session shows."""
+        """Chain that the session shows: the base with ours on top."""
         return Chain(self.base.published, self.base.shelf, self.base.form, (self.own,))
 
     def three(self, path: str, ours: State | None) -> Three:
-        """All of a path that ours lists."""
+        """Return the three states of a path that ours lists."""
         return Three(self, path, ours)
 
     def sides(self) -> Sides:
@@ -99,7 +102,10 @@ class Trees:
         return state.data(FILE_MAX + 1) if state is not None and state.kind == FILE else None
 
     def ignored(self, path: str, is_directory: bool) -> bool:
-        """By the `.gitignore` files of all three trees: what a side has taken out of them is checked for conflicts."""
+        """True if the `.gitignore` files of all three trees ignore the path.
+
+        A path that one side has taken out of them is checked for conflicts.
+        """
         return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)
 
     def children(self, path: str) -> Iterable[str]:
@@ -121,11 +127,14 @@ class Trees:
         return sorted(found)
 
     def unmoved(self, path: str, b: State | None, h: State | None) -> bool:
-        """Is the head's state the base's? Without a read when both come from one layer."""
+        """True if the head's state is the base's; nothing is read if both come from one layer."""
         return self.base.holder(path) is self.head.holder(path) or equal(b, h)
 
     def last_writer_wins(self, path: str, first: State | None, h: State | None) -> bool:
-        """Is it ignored, as what ours or else the base has there, and as what the head has?"""
+        """True if the path is ignored, both as what ours or else the base has there and as what the head has.
+
+        Never true of the root.
+        """
         if not path:
             return False
         if not self.ignored(path, first is not None and first.kind == DIRECTORY):
@@ -133,5 +142,9 @@ class Trees:
         return h is None or self.ignored(path, h.kind == DIRECTORY)
 
     def blocked(self, path: str, taken: Container[str]) -> bool:
-        """Has an ancestor become a file or a link in the head, and stays one? `taken`: those where ours stays."""
+        """True if an ancestor has become a file or a link in the head and stays one.
+
+        Args:
+            taken: ancestors where ours stays.
+        """
         return any(x not in taken and (a := self.head.find(x)) is not None and a.kind != DIRECTORY for x in ancestors(path))

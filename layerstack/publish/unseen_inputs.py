@@ -17,7 +17,7 @@ LOOKED_AT_MAX = 2_000
 
 
 def lacks_input(base: Chain, head: Chain, newer: Sequence[Layer], roles: Roles) -> bool:
-    """Has the head no input where the base has one, or one whose own time says nothing?"""
+    """True if the head lacks an input of the base, or has one whose own time does not show the change."""
     for layer in newer:
         for path in layer.paths():
             record = layer.get(path)
