@@ -68,7 +68,7 @@ class Store(Stack):
         self.unrecovered: tuple[tuple[str, str], ...] = ()
         """Dead sessions whose work could not be made a draft: (session id, why). Tried again at the next open unless they are quarantined."""
         self.behind: list[Callable[[], None]] = []
-        """Of an open without recovery: removals that are left for somebody who has time."""
+        """Removals that an open without recovery leaves to the caller, for later."""
         self.update_lock = threading.Lock()
         """Held by writers without a session, which take turns."""
         self.blames, self.auto_squash, self.dead = BlameCache(root), AutoSquash(self), Dead(self)
@@ -186,7 +186,7 @@ class Store(Stack):
         return draft_refs.discard(self, draft_id)
 
     def preview_draft(self, draft_id: str) -> Preview:
-        """What publishing the draft as it is would do against the head of now. Raises NotFound."""
+        """Preview the publication of the draft, as it is, on the current head. Raises NotFound."""
         return draft_refs.preview(self, draft_id)
 
     # ---- sessionless writes
@@ -209,7 +209,8 @@ class Store(Stack):
         Returns:
             no_op when the bytes are the same. Mode, owner and xattrs of an existing file are kept; missing parents are made.
         Raises:
-            NotAFile: the path is a directory, a symlink or special, or a parent is no directory; details.kind says which.
+            NotAFile: the path is a directory, a symlink or special, or a parent is not a
+                directory; details.kind says which.
         """
 
         def attempt() -> Published:
@@ -248,7 +249,10 @@ class Store(Stack):
     # ---- history
 
     def blame(self, path: str) -> Blame:
-        """Who wrote each line of a path of the head, or of its last text when it is gone; see `layerstack.history.blame`."""
+        """Find the author of each line of a path of the head, or of its last text if the path is gone.
+
+        See `layerstack.history.blame`.
+        """
         return blame(self, self.blames, path)
 
     def rollback(self, version: int, *, owner: str, request_id: str, agent: str | None = None) -> Published:
@@ -293,7 +297,10 @@ class Store(Stack):
 
     @contextlib.contextmanager
     def checking(self, *, base: bool = False) -> Generator[Check]:
-        """Is everything what was written? For the length of the block no layer is removed; publishes and squashes go on.
+        """Yield a check that everything is what was written.
+
+        For the length of the block no layer is removed; publishes and squashes go on.
+
 
         Args:
             base: read the base too.

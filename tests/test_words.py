@@ -46,7 +46,6 @@ TO_REWRITE: dict[str, str] = {
     "docs/benchmarks.md": "the page is not yet rewritten",
     "docs/confinement.md": "the page is not yet rewritten",
     "eos_mcp/export": "the host side is rewritten room by room",
-    "layerstack": "layerstack is rewritten level by level",
     "eos_mcp/providers": "the host side is rewritten room by room",
     "layerstack/recovery": "layerstack is rewritten level by level",
     "layerstack/session": "layerstack is rewritten level by level",
