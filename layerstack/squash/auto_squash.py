@@ -1,6 +1,8 @@
-"""Squash before a publish that would be rejected: the head is as long as the kernel mounts, or a quota is used up.
+"""Squash before a publish that would be rejected: the head is as long as the kernel mounts, or a quota is
+used up.
 
-With `fold_at` a publish squashes a long head first; between `fold_at` and the limit only where that removes enough layers.
+With `fold_at` a publish squashes a long head first; between `fold_at` and the limit only where that removes
+enough layers.
 """
 
 from __future__ import annotations
@@ -30,12 +32,17 @@ class AutoSquash:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self.fold_at: int | None = None
-        """Squash before a publish from so many layers on, and where a limit is reached. None: squash only when asked to."""
+        """Squash before a publish from so many layers on, and where a limit is reached.
+
+        None: squash only when asked to.
+        """
         self.on_fold: Callable[[str, Squashed | Exception | None], object] | None = None
-        """Called in the publisher's thread with the reason: with None before a squash, then with its result."""
+        """Called in the publisher's thread with the reason: with None before a squash, then with its result.
+        """
 
     def with_room(self, attempt: Callable[[], T]) -> T:
-        """Run a publish; squash first where that is due, and again after each rejection that a squash made room for.
+        """Run a publish; squash first where that is due, and again after each rejection that a squash made
+        room for.
 
         Args:
             attempt: publishes; it holds neither a reader's lease nor the lock of the stack when it is called.
@@ -50,7 +57,10 @@ class AutoSquash:
         return attempt()
 
     def fold(self, why: str) -> bool:
-        """Squash, if the policy allows it, and wait for a squash that runs already. False when the head is as before."""
+        """Squash, if the policy allows it, and wait for a squash that runs already.
+
+        False when the head is as before.
+        """
         if self.fold_at is None:
             return False
         before = self._stack.head

@@ -1,9 +1,9 @@
 """Depth of a directory: the number of layers that a lookup in the merged directory has to read.
 
 Overlayfs looks a name up in every layer that has the directory, until one has the name. Measured over
-overlayfs: layers that touch different directories cost nearly nothing, ten that touch one directory double the
-time of a cold walk of it. So the depth counts the layers that changed entries of one and the same directory,
-the workspace's root included, as far as a squash could make one layer of them now.
+overlayfs: layers that touch different directories cost nearly nothing, ten that touch one directory double
+the time of a cold walk of it. So the depth counts the layers that changed entries of one and the same
+directory, the workspace's root included, as far as a squash could make one layer of them now.
 """
 
 from __future__ import annotations
@@ -33,14 +33,20 @@ class Depth(NamedTuple):
 
 
 class Depths:
-    """Measure of one store, repeatable: the directories that a layer touches are remembered. One caller at a time."""
+    """Measure of one store, repeatable: the directories that a layer touches are remembered.
+
+    One caller at a time.
+    """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._touched: dict[str, frozenset[str]] = {}
 
     def measure(self) -> Depth:
-        """Measure the head. Cost: O(directories that the foldable layers touch); each layer's paths are read once."""
+        """Measure the head.
+
+        Cost: O(directories that the foldable layers touch); each layer's paths are read once.
+        """
         stack = self._stack
         head, known = stack.head, self._touched
         runs = plan(stack, stack.chain(head))
@@ -58,5 +64,5 @@ class Depths:
 
 
 def _touched(layer: Layer) -> frozenset[str]:
-    """Directories in which the layer changes an entry; a directory that is only an ancestor of one is left out."""
+    """Directories in which the layer changes an entry; the mere ancestors of such are left out."""
     return frozenset(parent(path) for path, record in (layer.index or {}).items() if path and not record.quiet)

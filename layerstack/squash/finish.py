@@ -1,7 +1,8 @@
-"""Steps after the commit of a squash: close the versions inside its blocks, let other files name the new layers.
+"""Steps after the commit of a squash.
 
-The replaced layers can be removed only afterwards. The disk may refuse any step: the store is then
-`unsettled`, and the steps are repeated later. The next open finishes those that a crash left undone.
+They close the versions inside its blocks and let other files name the new layers. The replaced layers can be
+removed only afterwards. The disk may refuse any step: the store is then `unsettled`, and the steps are
+repeated later. The next open finishes those that a crash left undone.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def settle(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[st
 
 
 def write_anew(stack: Stack, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, scrap: Names) -> list[tuple[str, str]]:
-    """Write to staging the files of the versions up to `last` that name squashed layers, by the present layers.
+    """Write to staging the files of the versions up to `last` that name squashed layers.
 
-    Not synced. These are the versions that end with a block, and files of the earlier format, which name each
-    layer.
+    The versions are those that end with a block, and those whose files have the earlier format, which names
+    each layer. The new files name the present layers and are not synced.
     """
     lowest = min(layer.version for layer in squashed)
     written: list[tuple[str, str]] = []

@@ -61,8 +61,8 @@ def boundaries(stack: Stack, layers: Sequence[Layer]) -> set[str]:
 def plan(stack: Stack, chain: Chain) -> list[SquashRun]:
     """Maximal runs of two or more layers that a squash may replace.
 
-    A run has neither the base, nor the newest layer of a lease, nor a layer that is known to be damaged. There
-    are no runs while a damaged file is quarantined: the version that its work needs is unknown.
+    A run has neither the base, nor the newest layer of a lease, nor a layer that is known to be damaged.
+    There are no runs while a damaged file is quarantined: the version that its work needs is unknown.
     """
     if stack.damaged:
         return []

@@ -1,9 +1,9 @@
 """Squash layers with no visible effect: a block of adjacent layers becomes one layer that shows the same.
 
-No lease may keep the layers of a block apart. The tree is made of hard links in staging, outside the store lock,
-while publishes continue. Under the lock: the check that no lease was taken on a version inside a block since
-the plan, the renames, one new manifest. Then earlier versions and drafts name the new layer; versions inside a
-block are closed, since their trees are lost. The next open finishes this last part after a crash.
+No lease may keep the layers of a block apart. The tree is made of hard links in staging, outside the store
+lock, while publishes continue. Under the lock: the check that no lease was taken on a version inside a block
+since the plan, the renames, one new manifest. Then earlier versions and drafts name the new layer; versions
+inside a block are closed, since their trees are lost. The next open finishes this last part after a crash.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SUFFIXES = (".json", ".index", ".blame")
 LINKED_MAX = 2_000
 """Linked files whose state is remembered until they are indexed; the state of the others is read again."""
 READERS_WAIT_S = 5.0
-"""Seconds that a squash waits for readers of the replaced layers; afterwards the last reader's end removes them."""
+"""Seconds that a squash waits for readers of replaced layers; afterwards the last reader's end removes these.
+"""
 
 
 class Block(NamedTuple):
@@ -52,8 +53,8 @@ class Block(NamedTuple):
     reclaimed: bool
     """True when the squash released all replaced layers for removal.
 
-    False: a lease still holds one of them, and they are removed with the last lease; or a file on disk may still
-    name one, and they are removed after `finish`.
+    False: a lease still holds one of them, and they are removed with the last lease; or a file on disk may
+    still name one, and they are removed after `finish`.
     """
 
 
@@ -144,8 +145,8 @@ def squash(stack: Stack, *, wait: bool = False) -> Squashed:
 def _fold_all(stack: Stack, chain: Chain, scrap: Names) -> list[_SquashedRun]:
     """Squash every run of the chain in staging.
 
-    A layer with a damaged file makes this squash fail with an error that names it. Later squashes leave this layer
-    out, so that it does not stop them.
+    A layer with a damaged file makes this squash fail with an error that names it. Later squashes leave this
+    layer out, so that it does not stop them.
     """
     try:
         return [_fold(stack, run, scrap) for run in plan(stack, chain)]
@@ -193,8 +194,8 @@ def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
 def _about(stack: Stack, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
     """Metadata of the new layer.
 
-    Recovery, conflicts and blame read the authors of its changes from `members`; a single owner or agent is named
-    as in any layer.
+    Recovery, conflicts and blame read the authors of its changes from `members`; a single owner or agent is
+    named as in any layer.
     """
     members = [member for layer in run.layers for member in layer.members]
     written = [path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer]
@@ -256,7 +257,7 @@ def _commit(stack: Stack, ready: list[_SquashedRun], scrap: Names) -> tuple[Mani
     """Commit the runs that can still be squashed.
 
     Returns:
-        The new head, the new layers with their runs, and True when a file on disk may still name replaced layers.
+        The new head, the new layers with their runs, and True when a file may still name replaced layers.
     """
     guess = _name(stack, ready, stack.head, scrap)
     with stack.lock:
