@@ -47,7 +47,6 @@ TO_REWRITE: dict[str, str] = {
     "docs/confinement.md": "the page is not yet rewritten",
     "eos_mcp/export": "the host side is rewritten room by room",
     "eos_mcp/providers": "the host side is rewritten room by room",
-    "layerstack/recovery": "layerstack is rewritten level by level",
     "layerstack/session": "layerstack is rewritten level by level",
 }
 """Rooms and pages that are not yet rewritten, each with the reason, sorted by the room without its package."""

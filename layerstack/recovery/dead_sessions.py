@@ -1,10 +1,13 @@
-"""Sessions whose process died before their work was published or kept: one try at a time makes a draft of it, and a try costs at most itself.
+"""Dead sessions: their process died before their work was published or kept as a draft.
+
+One try at a time makes a draft of the work of one session; a try that fails harms nothing but itself.
 
     sessions/<id>/recovery.json   how often it was tried, and why that failed; durable before each try, gone with the session
 
-From the moment the store is open each of them has a lease on its base, so that no squash and no gc takes its layers; how its work is
-recovered, and when, is the caller's: `attempt` in this process, or `begin_try`, `layerstack.recover_one` in a process with limits, and `end_try`.
-A try that ends the process is counted by what was written before it. ADR 0043.
+From the moment the store is open each dead session has a lease on its base, so that no squash and no gc
+removes its layers. The caller decides when and how the work is recovered: `attempt` in this process, or
+`begin_try`, `layerstack.recover_one` in a process with limits, and `end_try`. A try that ends the process is
+counted, because the count is written before the try. ADR 0043.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ from layerstack.session.upper import Upper
 
 MARKER = "recovery.json"
 TRIES_MAX = 2
-"""After so many tries that failed it is quarantined: tried again only when somebody asks for it."""
+"""Failed tries after which a session is quarantined: it is tried again only on request."""
 WHY_MAX = 4096
 DIED = "the process that tried it died on the way"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""What is no fault of the session: a try that ends so is not counted."""
+"""Errors of a full disk or quota; a try that ends with one is not counted."""
 
 
 @dataclass(frozen=True)
 class DeadSession:
-    """One of them. `base_version` and `layers` are what it stands on."""
+    """A dead session; `base_version` and `lease` are its base and the lease on that."""
 
     session_id: str
     origin: str
@@ -48,32 +51,35 @@ class DeadSession:
     lease: Lease
     tries: int = 0
     why: str | None = None
-    """What the last try ended with; None before the first."""
+    """Error that the last try ended with; None before the first."""
     no_space: bool = False
-    """Did the disk have no room for it? It is tried again when there is."""
+    """True when the disk had no room for the draft: the session is tried again when it has."""
     trying: bool = False
-    """Is a try under way, which `tries` counts already?"""
+    """True while a try runs; `tries` counts it already."""
 
     @property
     def quarantined(self) -> bool:
-        """Is it tried only when somebody asks for it?"""
+        """True when the session is tried again only on request."""
         return self.tries >= TRIES_MAX and not self.trying
 
 
 class Dead:
-    """The table of one open store. Its methods may be called from any thread; no two tries of one session at a time."""
+    """Table of the dead sessions of one open store.
+
+    Its methods may be called from any thread; a session has at most one try at a time.
+    """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._known: dict[str, DeadSession] = {}
 
     def all(self) -> list[DeadSession]:
-        """By id."""
+        """All dead sessions, sorted by id."""
         with self._stack.lock:
             return [self._known[session_id] for session_id in sorted(self._known)]
 
     def get(self, session_id: str) -> DeadSession:
-        """Raises NotFound, reason session_not_found."""
+        """Find a dead session by its id. Raises NotFound, reason session_not_found."""
         found = self._known.get(session_id)
         if found is None:
             text = f"session {session_id!r} is none whose work waits to become a draft"
@@ -81,14 +87,15 @@ class Dead:
         return found
 
     def find(self, session_id: str) -> DeadSession | None:
-        """The one of that id, if it is one."""
+        """Find a dead session by its id; None when there is none."""
         return self._known.get(session_id)
 
     def begin(self, bodies: dict[str, dict[str, Any]]) -> None:
-        """At open: those whose work is published or a draft go, the others are leased. Walks no tree.
+        """Fill the table when the store is opened. Walks no tree.
 
+        A session whose work is published or a draft is removed; each other one gets a lease on its base.
         Args:
-            bodies: what each session.json says that can be read.
+            bodies: contents of each session.json that can be read, by session id.
         """
         stack = self._stack
         published = {member["upper"]: member["draft_id"] for layer in stack.layers.all() for member in layer.members}
@@ -96,7 +103,7 @@ class Dead:
         for session_id, body in sorted(bodies.items()):
             if body["token"] in done:
                 with fsync.best_effort():
-                    stack.scrap.throw_away(f"{stack.root}/sessions/{session_id}")  # the crash came between that and this
+                    stack.scrap.throw_away(f"{stack.root}/sessions/{session_id}")  # the crash came before this removal
                 continue
             layers = stack.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on
             lease = stack.leases.take(f"session {session_id}", body["base_version"], layers)
@@ -106,13 +113,13 @@ class Dead:
         used = set(published.values())
         for draft in drafts.all_of(stack):
             if draft.draft_id in used:
-                draft_refs.consume(stack, draft.draft_id)  # sessions that died with the process may still stand on it
+                draft_refs.consume(stack, draft.draft_id)  # dead sessions may still use the draft
 
     def abandon(self, upper: Upper, why: BaseException) -> DeadSession:
-        """Take over a live upper whose work could be neither published nor kept: it is as if its process had died.
+        """Take over a live upper whose work could be neither published nor kept, as if its process had died.
 
         Raises:
-            StoreCorrupt: its session.json cannot be read. It is as it was.
+            StoreCorrupt: its session.json cannot be read; the upper is unchanged.
         """
         with self._stack.lock:
             body = records.read(f"{upper.directory}/session.json")
@@ -125,7 +132,10 @@ class Dead:
         self._known[session_id] = DeadSession(*who, lease, tries, why)
 
     def _marked(self, session_id: str) -> tuple[int, str | None]:
-        """What an earlier process wrote: (tries, why the last one failed). A marker that is damaged itself counts as one try."""
+        """Read the marker of an earlier process: (tries, why the last one failed).
+
+        A damaged marker counts as one try.
+        """
         path = self._marker(session_id)
         if not os.path.lexists(path):
             return 0, None
@@ -149,10 +159,10 @@ class Dead:
     # ---- tries
 
     def begin_try(self, session_id: str) -> DeadSession:
-        """Count one try more, durably: should this process die of it, the next one knows.
+        """Count one try more, durably: should this process die in the try, the next process reads the count.
 
         Raises:
-            NotFound. OSError: the disk does not take even that: nothing was tried.
+            NotFound. OSError: the count could not be written; nothing was tried.
         """
         stack = self._stack
         stack.check_open()
@@ -172,15 +182,17 @@ class Dead:
         no_space: bool = False,
         again: bool = False,
     ) -> Draft | None:
-        """What became of the try, by what is on disk: the draft that it made, or None when nothing was unpublished, or it failed.
+        """End a try and decide its outcome by the files on disk.
 
         Args:
-            draft_id: the draft that it says it made.
-            error: what it ended with; None: it says that it is done.
-            no_space: the disk was full: not counted.
-            again: it could not be tried yet: not counted either.
+            draft_id: the draft that the try reports.
+            error: the error that the try ended with; None: the try reports success.
+            no_space: the disk was full: the try is not counted.
+            again: the session could not be tried yet: the try is not counted either.
+        Returns:
+            The draft that the try made; None when nothing was unpublished, or when the try failed.
         Raises:
-            NotFound: it is not known any more.
+            NotFound: the session is not in the table any more.
         """
         stack = self._stack
         with stack.lock:
@@ -198,7 +210,7 @@ class Dead:
                 with fsync.best_effort():
                     if session.tries == 0:
                         os.unlink(self._marker(session_id))
-                    else:  # in place of the one that counts this try
+                    else:  # replaces the marker that counts this try
                         records.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]})
                 return None
             self._put(session, why=why, trying=False)
@@ -208,12 +220,16 @@ class Dead:
 
     def _kept(self, session: DeadSession, draft_id: str | None) -> Draft | None:
         if draft_id is not None:
-            with contextlib.suppress(NotFound, StoreCorrupt):  # it may be discarded already
+            with contextlib.suppress(NotFound, StoreCorrupt):  # the draft may be discarded already
                 return drafts.load(self._stack, draft_id)
         return next((draft for draft in drafts.all_of(self._stack) if draft.upper == session.token), None)
 
     def _is_over(self, session: DeadSession) -> bool:
-        """Is nothing left to be kept? Its work may also lie in `layers/`, by a rename that could not be undone: it comes back from there."""
+        """Return True when the session has no work left to keep.
+
+        The session's folder is gone, or its work is in a published layer, whose draft is then consumed. Work
+        that is in `layers/` because a rename could not be undone counts as left: `bring_back` moves it back.
+        """
         stack, folder = self._stack, f"{self._stack.root}/sessions/{session.session_id}"
         if not os.path.isdir(folder):
             return True
@@ -225,7 +241,10 @@ class Dead:
         return False
 
     def bring_back(self, session_id: str) -> None:
-        """Before a try: work whose rename into `layers/` could not be undone lies in the session's folder again."""
+        """Move work back into the session's folder when its rename into `layers/` could not be undone.
+
+        Called before each try.
+        """
         stack = self._stack
         with stack.lock:
             if os.path.isdir(f"{stack.root}/sessions/{session_id}/upper"):
@@ -236,7 +255,7 @@ class Dead:
                     give_back_layer(stack.root, name, keep=True)
 
     def _forget(self, session: DeadSession) -> None:
-        """It is settled: its folder and its lease go."""
+        """Remove a session from the table, with its folder, its lease and its reference to a draft."""
         stack = self._stack
         self._known.pop(session.session_id, None)
         folder = f"{stack.root}/sessions/{session.session_id}"
@@ -247,11 +266,13 @@ class Dead:
         draft_refs.leave(stack, session.draft_id)
 
     def attempt(self, session_id: str) -> Draft | None:
-        """Make a draft of its work in this process; None when nothing was unpublished that the draft has not which it stood on.
+        """Make a draft of the session's work in this process.
 
+        Returns:
+            The new draft; None when the session had no unpublished work beyond that of its own draft.
         Raises:
-            NotFound, StoreCorrupt, OSError: it failed, and that was counted unless the disk was full.
-            StoreBusy: something still writes into its upperdir.
+            NotFound, StoreCorrupt, OSError: the try failed; it was counted unless the disk was full.
+            StoreBusy: an overlay is still mounted on its upperdir.
         """
         session = self.begin_try(session_id)
         try:
@@ -268,11 +289,14 @@ class Dead:
         return self.end_try(session_id, draft_id=None if draft is None else draft.draft_id)
 
     def make_draft(self, session: DeadSession) -> Draft | None:
-        """What a try does, in this process. Raises as `attempt`; `end_try` is still to come."""
+        """Do the work of a try in this process.
+
+        Raises as `attempt`; the caller calls `end_try` afterwards.
+        """
         stack = self._stack
         body = records.read(f"{stack.root}/sessions/{session.session_id}/session.json")
         if session.draft_id is not None:
-            draft_refs.claim(stack, session.draft_id)  # the upper's end leaves it
+            draft_refs.claim(stack, session.draft_id)  # the end of the upper releases this reference
         try:
             draft = dead_upper(stack, session.session_id, body, session.lease._replace(number=0)).to_draft(reason="recovered")
         except BaseException:
@@ -281,12 +305,12 @@ class Dead:
         return None if draft is not None and draft.draft_id == session.draft_id else draft
 
     def refused(self, session_id: str, error: BaseException) -> None:
-        """It could not even be tried."""
+        """Record the error of a session that could not even be tried."""
         with self._stack.lock:
             self._put(self.get(session_id), why=str(error), no_space=_is_no_space(error))
 
     def again(self, session_id: str) -> DeadSession:
-        """Forget the tries that failed: somebody has mended something. Raises NotFound, OSError."""
+        """Forget the failed tries, once their cause is repaired. Raises NotFound, OSError."""
         with self._stack.lock:
             session = self.get(session_id)
             with contextlib.suppress(FileNotFoundError):
@@ -294,7 +318,13 @@ class Dead:
             return self._put(session, tries=0, no_space=False, trying=False)
 
     def give_up(self, session_id: str) -> None:
-        """Its work goes. Raises NotFound, StoreBusy, OSError: it could not be moved away, and is there as it was."""
+        """Delete a dead session with its work.
+
+        Raises:
+            NotFound. StoreBusy: an overlay is still mounted on its upperdir.
+            OSError: its folder could not be moved away and is unchanged; or it is gone, and only the fsync
+                failed.
+        """
         stack = self._stack
         with stack.lock:
             stack.check_open()

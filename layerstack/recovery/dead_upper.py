@@ -1,4 +1,4 @@
-"""The upper of a session whose process died, as it is on disk."""
+"""Upper of a session whose process died, as it is on disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from layerstack.session.folder import SessionIdentity
 from layerstack.session.upper import Upper
 
 FREE_TRIES, FREE_PAUSE_S = 100, 0.03
-"""How long an open waits for the mounts of a dead process to go."""
+"""Checks, and the seconds between two, while recovery waits for the mounts of a dead process to end."""
 
 
 def dead_upper(stack: Stack, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
-    """The upper as its process left it. Raises NotFound, StoreCorrupt: what it stands on is not there; StoreBusy."""
+    """Open the upper as its process left it.
+
+    Raises:
+        NotFound, StoreCorrupt: its base or its draft is missing or damaged.
+        StoreBusy: an overlay is still mounted on its upperdir.
+    """
     manifest = Manifest(lease.version, tuple(reference(LayerId(layer_id)) for layer_id in lease.layer_ids))
     identity = SessionIdentity(
         session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"], body.get("rebased", False)
@@ -39,7 +44,10 @@ def dead_upper(stack: Stack, session_id: str, body: dict[str, Any], lease: Lease
 
 
 def _free(upperdir: str) -> bool:
-    """Is no overlay writing there? After a kill -9 the processes of a session, and with them its mount, take a moment to go."""
+    """Wait until no overlay is mounted on the upperdir; False when one still is after `FREE_TRIES` checks.
+
+    After a kill -9 the processes of a session, and with them its mount, take a moment to end.
+    """
     for _ in range(FREE_TRIES):
         if not overlay.is_mounted(upperdir):
             return True

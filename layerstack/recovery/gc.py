@@ -1,6 +1,7 @@
-"""What a crash left, and layers that nothing names. Nothing is deleted that a manifest, a lease or a draft may name.
+"""Garbage collection: delete the remains of a crash, and layers without a reference.
 
-Scrap that cannot be removed stays and stops nothing: it is tried again at the next open.
+A layer that a manifest, a lease or a draft may name is never deleted. Remains that cannot be removed stay and
+stop nothing: their removal is tried again at the next open.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ def sweep_root(root: str) -> None:
 
 
 def give_back(stack: Stack) -> None:
-    """Layers that neither a manifest nor a draft names were renamed in by publishes that never finished, and go back or go.
+    """Give back or remove the layers that neither a manifest nor a draft names.
 
-    One whose own metadata is damaged may be the only copy of work: it is set apart.
+    Publishes that never finished renamed them in. A layer that is the only copy of a session's work is moved
+    back to the session; any other is removed, unless a damaged file is quarantined. A layer whose own
+    metadata is damaged may be the only copy of work: it is quarantined.
     """
     named = named_by_history(stack)
     for draft in draft_refs.all_of(stack):
@@ -45,7 +48,7 @@ def give_back(stack: Stack) -> None:
 
 
 def _throw_away(stack: Stack, path: str) -> None:
-    """By a rename where there is somebody who removes it later: a copy may be as large as a workspace."""
+    """Remove a directory, which may be as large as a workspace: by a rename where another thread deletes it."""
     if stack.scrap.later is None:
         discard(path)
         return
@@ -54,7 +57,10 @@ def _throw_away(stack: Stack, path: str) -> None:
 
 
 def named_by_history(stack: Stack) -> set[str]:
-    """Layers that the head and earlier versions name; manifests of versions that never came to be are deleted, damaged ones set apart."""
+    """Ids of the layers that the head and earlier versions name.
+
+    Deletes the manifests of versions that were never committed, and quarantines damaged ones.
+    """
     root, head = stack.root, stack.head
     named, layers = set[str](head.layer_ids), listed(head.layers)
     for name in os.listdir(f"{root}/manifests"):
@@ -76,7 +82,7 @@ def named_by_history(stack: Stack) -> set[str]:
 
 
 def sweep_metadata(root: str) -> None:
-    """Delete the metadata of layers that are not there."""
+    """Delete the metadata of layers that do not exist."""
     there = set(os.listdir(f"{root}/layers"))
     for name in os.listdir(f"{root}/.layer-metadata"):
         stem, suffix = os.path.splitext(name)
@@ -85,14 +91,18 @@ def sweep_metadata(root: str) -> None:
 
 
 def sweep_drafts(root: str) -> None:
-    """Delete folders of drafts whose work never arrived: it is still with its session."""
+    """Delete folders of drafts without a layer: the work is still with its session."""
     for name in os.listdir(f"{root}/drafts"):
         if not os.path.isdir(f"{root}/drafts/{name}/layer"):
             discard(f"{root}/drafts/{name}")
 
 
 def collect(stack: Stack) -> None:
-    """Delete layers that neither the head, an openable version, a lease nor a draft names, and scrap of failed operations."""
+    """Delete the layers without a reference, and what failed operations left in staging.
+
+    A reference is the head, an openable version, a lease or a draft. A layer that is a session's only copy of
+    its work stays, and no layer is deleted while a damaged file is quarantined.
+    """
     stack.check_open()
     stack.step("gc.sweep")
     stack.scrap.sweep()

@@ -1,4 +1,4 @@
-"""From a folder to a store that one process has: the files of an empty one, the lock, and whether this process can use its form of marks."""
+"""Make the files of an empty store, lock a store for one process, and check its xattr namespace."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FOLDERS = ("manifests", "layers", "base", ".layer-metadata", "sessions", "drafts
 MANIFEST, WORKSPACE, LOCK = "manifest.json", "workspace.json", ".storage-writer.lock"
 
 _READ_ONLY = (errno.EROFS, errno.EEXIST)
-"""The base is mounted read-only already, or is there."""
+"""Errors of a base that is mounted read-only already, or that exists."""
 _NO_VERDICT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""What a disk says that does not keep anything at the moment, whatever the form."""
+"""Errors of a disk that stores nothing at the moment, in any xattr namespace."""
 
 
 def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step) -> None:
@@ -60,10 +60,10 @@ def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, s
 
 
 def lock(root: str) -> int:
-    """A descriptor that holds the store for this process until it is closed, also by its death.
+    """Lock the store for this process, until the returned descriptor is closed or the process dies.
 
     Raises:
-        StoreCorrupt: no store is there. StoreBusy: another process has it open.
+        StoreCorrupt: there is no store at `root`. StoreBusy: another process has it open.
     """
     import fcntl
 
@@ -81,7 +81,10 @@ def lock(root: str) -> int:
 
 
 def workspace_of(root: str) -> tuple[dict[str, Any], Form]:
-    """What workspace.json says, and the form of marks that it names. Raises StoreCorrupt."""
+    """Read workspace.json: its contents, and the xattr namespace that its `form` names.
+
+    Raises StoreCorrupt.
+    """
     path = f"{root}/{WORKSPACE}"
     workspace = records.read(path)
     form = FORMS.get(str(workspace.get("form")))
@@ -91,9 +94,9 @@ def workspace_of(root: str) -> tuple[dict[str, Any], Form]:
 
 
 def check_form(root: str, form: Form) -> None:
-    """Can this process set marks of the form there? Raises Unsupported, reason store_form, when it cannot.
+    """Check that this process can set xattrs of the store's namespace. Raises Unsupported, reason store_form.
 
-    A disk that keeps nothing at the moment is no reason not to open: reading and discarding still work.
+    A disk that stores nothing at the moment does not prevent the opening: reading and discarding still work.
     """
     probe = f"{root}/staging/form-{os.urandom(4).hex()}"
     try:

@@ -1,4 +1,4 @@
-"""Giving up the work of a dead session that waits to become a draft, or whose session.json is set apart: it is as if it had never been there."""
+"""Purge of a dead session that waits to become a draft, or whose session.json is quarantined."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from layerstack.recovery.dead_sessions import Dead
 
 
 def trees_of(stack: Stack, dead: Dead, session_id: str) -> list[str]:
-    """The directories that hold what the session wrote: its upperdir, and sealed work of its own, oldest last.
+    """Directories with the session's writes: its upperdir and its own pending layers, oldest last.
 
     Raises:
-        NotFound: no session of that id is dead or set apart (session_not_found).
+        NotFound: no session of that id is dead or quarantined (session_not_found).
     """
     folder = f"{stack.root}/sessions/{session_id}"
     if f"{folder}/session.json" not in stack.damaged:

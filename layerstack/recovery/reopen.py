@@ -1,4 +1,4 @@
-"""Opening a store again: every file is checked, then what a crash left is swept, then the work of dead sessions becomes drafts."""
+"""Open a store again: check every file, remove the remains of a crash, recover dead sessions as drafts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from layerstack.squash import finish
 
 
 def load_all(stack: Stack) -> Manifest:
-    """Read and check every file of the store, changing nothing. Returns the head; its layers, and those of drafts, are in memory then.
+    """Read and check every file of the store without a change.
 
-    Damaged documents that the head does not need are set apart.
+    Damaged files that the head can do without are quarantined.
+    Returns:
+        The head; its layers, and those of drafts, are in memory afterwards.
     Raises:
-        StoreCorrupt: details.file names what is missing, damaged or of an unknown format, and the head cannot be without.
+        StoreCorrupt: a file that the head needs is missing, damaged or of an unknown format; details.file
+            names it.
     """
     head = _manifest(f"{stack.root}/manifest.json")
     for layer in head.layers:  # newest first: what an older one touched rises no mark of the shelf
@@ -43,8 +46,11 @@ def load_all(stack: Stack) -> Manifest:
 
 
 def _check_versions(stack: Stack, head: Manifest) -> None:
-    """What the file of each earlier version must say is known, unless a squash was cut short, so reading all of them takes no longer than
-    comparing them; those of before name the end of the head's list of layers. Any other one is read by itself."""
+    """Check the file of each earlier version.
+
+    The head determines the bytes of these files, unless a squash was cut short, so they are only compared;
+    files of the earlier format list the end of the head's list of layers. Any other file is parsed.
+    """
     layers = stack.layers.of(head)
     before = _Before(head)
     for name in os.listdir(f"{stack.root}/manifests"):
@@ -71,7 +77,10 @@ def _check_versions(stack: Stack, head: Manifest) -> None:
 
 
 def _write_lost(stack: Stack) -> None:
-    """Write the files of versions that a power cut took the bytes of; one that the disk refuses stays lost until the next open."""
+    """Write the files of versions whose bytes a power cut took.
+
+    A file that the disk refuses stays lost until the next open.
+    """
     layers = stack.layers.of(stack.head)
     for version in stack.lost:
         at = version_files.place(layers, version)
@@ -83,7 +92,7 @@ def _write_lost(stack: Stack) -> None:
 
 
 class _Before:
-    """What files of versions said before they named one layer alone."""
+    """Version files of the earlier format, which list every layer and not only the newest."""
 
     def __init__(self, head: Manifest) -> None:
         lengths = [len(listed([ref])) + 1 for ref in head.layers]
@@ -91,12 +100,12 @@ class _Before:
         self._whole = listed(head.layers)
 
     def lists(self, data: bytes, version: int, at: int) -> bool:
-        """Is that a whole manifest of the version, whose layers begin with number `at` of the head's?"""
+        """Return True for the manifest of the version with the head's layers from number `at` on."""
         return len(data) > self._starts[-1] - self._starts[at] and data == dump_listed(version, self._whole[self._starts[at] :])
 
 
 def _session(stack: Stack, name: str) -> dict[str, Any] | None:
-    """What session.json says; None when it is set apart."""
+    """Read session.json; a damaged one is quarantined, and the result is None."""
     path = f"{stack.root}/sessions/{name}/session.json"
     try:
         body = records.read(path)
@@ -116,8 +125,11 @@ def _manifest(path: str) -> Manifest:
 
 
 def find_dead(stack: Stack, dead: Dead) -> None:
-    """After `load_all`: sweep what a crash left half done, and put the sessions of dead processes into `dead`. No tree is walked where
-    `store.scrap.later` takes what is to be removed."""
+    """Remove what a crash left incomplete, and put the sessions of dead processes into `dead`.
+
+    Called after `load_all`. No tree is walked where `store.scrap.later` removes directories in another
+    thread.
+    """
     root = stack.root
     stack.step("open.sweep")
     stack.scrap.sweep_all()
@@ -132,14 +144,14 @@ def find_dead(stack: Stack, dead: Dead) -> None:
 
 
 def recover(dead: Dead) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...]]:
-    """Make drafts of the work of sessions that died with their process, here and now; quarantined ones stay as they are.
+    """Make drafts of the work of dead sessions in this call; quarantined sessions stay as they are.
 
     Returns:
-        The new drafts; and sessions that could not be made drafts for want of disk or of the draft that they stand on, with the reason.
-        Sessions that are set apart are neither.
-        Those keep their folder and a lease.
+        The new drafts; and the id of each session that is still dead, with the reason of its last failure,
+        such as a full disk or a missing draft. These sessions keep their folder and a lease. Sessions whose
+        session.json is quarantined are in neither.
     Raises:
-        StoreBusy: something still writes into the upperdir of a dead session.
+        StoreBusy: an overlay is still mounted on the upperdir of a dead session.
     """
     recovered: list[Draft] = []
     for session in dead.all():
