@@ -16,6 +16,7 @@ import pytest
 from eos_agent.base.telemetry import Telemetry
 from eos_agent.http import http_server as http
 from eos_agent.http.http_server import HttpServer
+from eos_agent.observe.agent import ConnectionCount
 from eos_agent.serve import server
 from eos_agent.serve.server import AgentServer
 from eos_agent.wire.protocol import Request, encode_request
@@ -31,6 +32,7 @@ class Answers:
         def get(key: str, default: Any) -> Any:
             return daemon.get(key.rpartition(".")[2], default)
 
+        self.connections = ConnectionCount()
         self.telemetry = Telemetry(None)
         self.settings = SimpleNamespace(
             sandbox_id="eos-test",
