@@ -1,4 +1,4 @@
-"""The folder of a session, made whole in staging and renamed in; and the identity that its session.json keeps."""
+"""Folder of a session, made in staging and renamed in; and the identity that its session.json keeps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from layerstack.model.manifest import Manifest
 from layerstack.tree.fileops import make_directory
 
 CARRIED = "0001"
-"""The name of the carried-over work among the private layers of a session."""
+"""Name of the layer of carried-over work among the pending layers of a session."""
 
 
 class SessionIdentity(NamedTuple):
-    """The identity of an upper; kept in session.json."""
+    """Identity of an upper; kept in session.json."""
 
     session_id: str
     origin: str
@@ -27,11 +27,14 @@ class SessionIdentity(NamedTuple):
     draft_id: str | None
     token: str
     rebased: bool = False
-    """Does it stand on the draft's work as it was carried over to the head, a private layer of its own, and not on the draft?"""
+    """True when the session has the draft's work, carried over to the head, as a pending layer of its own.
+
+    False: a session on a draft uses the layer of the draft itself.
+    """
 
     @property
     def holder(self) -> str:
-        """As its lease names it."""
+        """Name of the session in its lease."""
         return f"session {self.session_id}"
 
 
@@ -45,11 +48,11 @@ def make_folder(
     name: str = CARRIED,
     replace: bool = False,
 ) -> None:
-    """Complete in staging, then one rename: a folder in `sessions/` is whole.
+    """Make the folder in staging and rename it: a folder in `sessions/` is complete.
 
     Args:
-        carried: a tree in staging that becomes the private layer `name`.
-        replace: in the place of the session's folder of before, which goes.
+        carried: a tree in staging that becomes the pending layer `name`.
+        replace: the new folder replaces the session's existing one, which is discarded.
     """
     folder = stack.scrap.name(f"session-{identity.session_id}")
     try:

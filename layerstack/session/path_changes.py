@@ -23,18 +23,19 @@ NEW_DIRECTORY = 0o755
 
 
 class Reshaped(NamedTuple):
-    """What was published, and the kind of what was deleted or moved: `f`, `l` or `d`."""
+    """Result of a deletion or a move: the publication, and the kind of the entry: `f`, `l` or `d`."""
 
     published: Published
     kind: str
 
 
 def delete_path(stack: Stack, path: str, author: Author, *, recursive: bool) -> Reshaped:
-    """Publish a layer in which a file, a symlink or a directory of the head is gone; nothing comes in between.
+    """Publish a layer that deletes a file, a symlink or a directory of the head, with no publish in between.
 
     Raises:
-        NotFound: nothing is there. NotEmpty: a directory that is not empty, without `recursive`.
-        NotAFile: a directory on the way is none, or a symlink. InvalidPath: it is the root. As `publish.publish` beyond that.
+        NotFound: the path does not exist. NotEmpty: a directory that is not empty, without `recursive`.
+        NotAFile: an ancestor is not a directory, or is a symlink. InvalidPath: the path is the root.
+        All else as `publish.publish`.
     """
     _check(path)
 
@@ -53,13 +54,17 @@ def delete_path(stack: Stack, path: str, author: Author, *, recursive: bool) -> 
 
 
 def move_path(stack: Stack, source: str, target: str, author: Author, *, overwrite: bool) -> Reshaped:
-    """Publish a layer in which what the head has at `source` is at `target`: content, modes, owners, xattrs, times and hard links are kept.
+    """Publish a layer that moves the head's entry at `source` to `target`.
 
+    Content, modes, owners, xattrs, times and hard links are kept; missing parents are made.
     Args:
-        overwrite: a file or symlink may take the place of another, a directory that of an empty one. Missing parents are made.
+        overwrite: a file or symlink may replace another, a directory an empty one.
     Raises:
-        AlreadyExists, NotEmpty, NotADirectory: `target` is in the way. InvalidPath: it is `source`, or inside of it. As `delete_path` beyond that.
-    Cost: O(entries below `source`): hard links, and copies of files of the base (reflinks where there are); all of it is hashed.
+        AlreadyExists, NotEmpty, NotADirectory, NotAFile: the entry at `target` cannot be replaced.
+        InvalidPath: `target` is `source`, or inside of it.
+        All else as `delete_path`.
+    Cost: O(entries below `source`): hard links, and copies of files of the base (reflinks where there
+    are); all of it is hashed.
     """
     _check(source)
     _check(target)
@@ -89,7 +94,10 @@ def _check(path: str) -> None:
 
 
 def _there(chain: Chain, path: str) -> State:
-    """What is at `path`; it is not looked for through symlinks."""
+    """State of the entry at `path`; symlinks among its ancestors are not followed.
+
+    Raises NotFound, NotAFile.
+    """
     _look_where(chain, path, missing=NotFound(f"{path}: no such file", details={"path": path}))
     found = chain.find(path)
     if found is None:
@@ -98,7 +106,7 @@ def _there(chain: Chain, path: str) -> State:
 
 
 def _look_where(chain: Chain, path: str, *, missing: NotFound | None = None) -> None:
-    """Each ancestor is a directory, or is not there and may be made unless `missing` is given."""
+    """Check that each ancestor is a directory. The first that does not exist raises `missing`, if given."""
     for ancestor in ancestors(path):
         state = chain.find(ancestor)
         if state is None:
@@ -110,7 +118,7 @@ def _look_where(chain: Chain, path: str, *, missing: NotFound | None = None) -> 
 
 
 def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwrite: bool) -> None:
-    """As rename(2): a file or symlink takes the place of another, a directory that of an empty one."""
+    """Check as rename(2) does: a file or symlink may replace another, a directory an empty one."""
     if not overwrite:
         raise AlreadyExists(f"{target}: is there already", details={"path": target})
     if over.kind == DIRECTORY:
@@ -138,7 +146,7 @@ def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
 
 def _publish(stack: Stack, snapshot: Snapshot, author: Author, write: Callable[[_Layer], None]) -> Published:
     head, chain = snapshot.manifest, snapshot.chain
-    stack.quota.admit(head, lambda: 0)  # how much it would add the layer itself tells
+    stack.quota.admit(head, lambda: 0)  # the layer itself shows how much it adds
     with stack.scrap.scrap() as scrap:
         tree = DiskTree(scrap("reshape"), stack.form, aside=stack.scrap.path, step=stack.step)
         layer = _Layer(tree, chain)
@@ -149,7 +157,10 @@ def _publish(stack: Stack, snapshot: Snapshot, author: Author, write: Callable[[
 
 
 class _Layer:
-    """A layer tree under way. Directories on the way to a change are as the head has them; one that gets or loses a name has its time from now."""
+    """Layer tree that is being built.
+
+    The ancestors of a change are as the head has them; one that gets or loses a name has the present time.
+    """
 
     def __init__(self, tree: DiskTree, chain: Chain) -> None:
         self._tree, self._chain = tree, chain
@@ -162,7 +173,7 @@ class _Layer:
         self._tree.whiteout(path)
 
     def fill(self, target: str, source: str) -> None:
-        """What the head has at `source`, at `target`, with modes, owners, xattrs, times and hard links among it."""
+        """Put the head's entry at `source` at `target`, with its modes, owners, xattrs, times and hard links."""
         self._reach(target)
         self._fill(target, source)
 
@@ -184,7 +195,7 @@ class _Layer:
             self._linked.setdefault(holder.id, {})[state.inode] = state.size
 
     def _reach(self, path: str) -> None:
-        """The directories above `path`; new ones have mode 0755 and the owner of their parent."""
+        """Make the directories above `path`; new ones have mode 0755 and the owner of their parent."""
         tree = self._tree
         for ancestor in ancestors(path):
             if ancestor in self._folders:

@@ -1,6 +1,7 @@
-"""Carry sealed work over to the head: what it changed, merged with what was published since, as work on top of the newest version.
+"""Carry captured work over to the head: merge its changes with those that were published since.
 
-The result is a tree of its own, beside the work, which stays as it is: hard links to its files, new ones where lines were merged.
+The result is a tree of its own, beside the work, which stays as it is: hard links to its files, new ones
+where lines were merged.
 """
 
 from __future__ import annotations
@@ -35,34 +36,34 @@ class Carried(NamedTuple):
     """Files that both sides had changed."""
     notices: tuple[Notice, ...]
     undo: Callable[[], None] = lambda: None
-    """Gives the files that it shares with the work the times of before, when this was in vain."""
+    """Restores the earlier times of the files that it shares with the work, after a failure."""
 
 
 class Rebased(NamedTuple):
-    """What `Upper.rebase` did to a session: the versions that it stood and stands on, and how many paths look different in it now."""
+    """Result of `Upper.rebase`: the earlier and the new base version, and the numbers of changed paths."""
 
     from_version: int
     to_version: int
     updated: int
-    """Paths that are as the head has them now, and were not."""
+    """Paths that changed to the state that the head has."""
     merged: int
     """Files that show the changes of both sides."""
     notices: tuple[Notice, ...] = ()
-    """What a publish says of ignored files; the session's own tells these too."""
+    """Notices as of a publish, about ignored files; the session's own publish reports these too."""
     dropped: tuple[str, ...] = ()
-    """FIFOs, sockets and devices that the session had and has no more; its publication tells them too."""
+    """FIFOs, sockets and devices that the session has no longer; its publication reports them too."""
 
 
 def rebase(
     stack: Stack, base: Manifest, work: Layer, head: Manifest, root: str, *, written: Collection[str] = (), ends: bool = False
 ) -> Carried:
-    """Sealed work on top of `head`, as a tree at `root`, synced, with the times that its publication would give it.
+    """Carry captured work over to `head`: write a synced tree at `root`, with times as its publish would set.
 
     Args:
-        base, work: the work, with a lease on its base.
-        root: a name in staging, where nothing is.
+        base, work: the work, and its base, on which the caller holds a lease.
+        root: a path in staging that does not exist.
         written: as in `Work`.
-        ends: the work goes when this has succeeded, so that its files may get other times.
+        ends: the work is discarded when the rebase has succeeded, so that its files may get other times.
     Raises:
         PublishRejected: with every conflict, as its publish would; nothing was changed.
     Cost: that of planning a publish, and a hard link for each entry of the work.

@@ -1,7 +1,8 @@
-"""Make the head show what an earlier version showed, by one new layer on top: nothing that was published is taken away.
+"""Make the head show an earlier version again, by one new layer on top: no published layer is removed.
 
-Times come back too, also those of files whose content is the head's: what builds by time takes for fresh what it
-took for fresh then, and no output that the head has since from other inputs (ADR 0048). Times alone make no version.
+Times come back too, also those of files whose content is the head's: what builds by time takes for fresh what
+it took for fresh then, and no output that the head has since from other inputs (ADR 0048). Times alone make
+no version.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from layerstack.tree.state import DIRECTORY, FILE, State
 
 
 def rollback(stack: Stack, version: int, author: Author) -> Published:
-    """See `Store.rollback`. A head that moves meanwhile is compared again, after three rounds under the lock."""
+    """See `Store.rollback`.
+
+    When the head moves it is compared again; after `ROUNDS` rounds under the lock.
+    """
     for _ in range(ROUNDS):
         try:
             return _once(stack, version, author)
@@ -68,7 +72,9 @@ class _Done(NamedTuple):
 
 
 def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
-    """Write the layer that on top of `now` shows `target`: hard links to its files, copies of those of the base, whiteouts."""
+    """Write the layer that on top of `now` shows `target`: hard links, copies of files of the base,
+    whiteouts.
+    """
     linked: dict[str, Sizes] = {}
     retimed, written = PackedIndex(), set[str]()
     by_hand: dict[str, frozenset[str]] = {}
@@ -88,7 +94,7 @@ def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
             open_now[path] = state
 
     def close(before: bytes) -> None:
-        """Give their times to directories whose whole content sorts before a path; "0" is the byte behind "/"."""
+        """Set the times of directories whose whole content sorts before a path; "0" is the byte after "/"."""
         for known in [known for known in open_now if known and byte_order(known) + b"0" <= before]:
             tree.set_times(known, open_now.pop(known).times)
 

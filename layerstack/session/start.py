@@ -1,4 +1,4 @@
-"""The start of a session: its folder, made whole in staging and renamed in, on a version or on a draft, and the upper that writes into it."""
+"""Start of a session on a version or on a draft: its folder, and the upper that writes into it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def check_id(session_id: str) -> None:
-    """Raises Invalid, reason invalid_session_id, for what cannot name a folder."""
+    """Check that the id can name a folder. Raises Invalid, reason invalid_session_id."""
     if not _ID.fullmatch(session_id) or session_id in (".", ".."):
         raise Invalid(f"session id {session_id!r} is malformed", reason="invalid_session_id", details={"session_id": session_id})
 
 
 def open_upper(stack: Stack, identity: SessionIdentity, version: int | None) -> Upper:
-    """On a version, the head by default, or on the draft that `identity` names, at its own base; see `Store.open_upper`."""
+    """Open a session on a version, or on the draft that `identity` names, at the base of the draft.
+
+    The version is the head by default; see `Store.open_upper`.
+    """
     private: list[Layer] = []
     if identity.draft_id is not None:
         manifest, layer, lease = draft_refs.stand_on(stack, identity.draft_id, identity.holder)
@@ -44,13 +47,14 @@ def open_upper(stack: Stack, identity: SessionIdentity, version: int | None) -> 
 def make_upper(
     stack: Stack, identity: SessionIdentity, manifest: Manifest, lease: Lease, private: Sequence[Layer], *, carried: str | None = None
 ) -> Upper:
-    """A session's folder and its upper, which the lease goes to.
+    """Make a session's folder and its upper, which takes over the lease.
 
     Args:
-        private: sealed work to stand on, the top first.
-        carried: where the tree of the only one of these lies in staging: it becomes the session's own.
+        private: pending layers of the session, the topmost first.
+        carried: path in staging of the tree of the only pending layer, which becomes the session's own.
     Raises:
-        Invalid: there is a session of that id (session_exists). LayerLimit: more lowers than the kernel mounts.
+        Invalid: there is a session of that id (session_exists).
+        LayerLimit: more lowers than the kernel mounts.
     """
     overlay.check_count(len(manifest.layers) + len(private))
     chain = stack.layers.chain(manifest, private) if private else stack.chain(manifest)
@@ -61,7 +65,7 @@ def make_upper(
 
 
 def open_rebased(stack: Stack, identity: SessionIdentity) -> Upper:
-    """A session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
+    """Open a session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
     draft_id = identity.draft_id
     assert draft_id is not None
     base, work, own = draft_refs.stand_on(stack, draft_id, identity.holder)

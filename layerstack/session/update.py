@@ -25,7 +25,10 @@ NEW_FILE, NEW_DIRECTORY = 0o644, 0o755
 
 
 def update_file(stack: Stack, path: str, change: Change, *, owner: str, request_id: str, agent: str | None, limit: int | None) -> Published:
-    """See `Store.update_file`; one caller at a time. A publish in between that changed the file makes it read again."""
+    """See `Store.update_file`; one caller at a time.
+
+    The file is read again after a publish in between that changed it.
+    """
     stack.check_open()
     check(path)
     if path == "":
@@ -56,7 +59,7 @@ def _once(stack: Stack, path: str, change: Change, author: Author, snapshot: Sna
 
 
 def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], State | None]:
-    """The directories above, None for those to make, and the file, or NotAFile."""
+    """States of the directories above the file, None for those to make, and of the file. Raises NotAFile."""
     above: list[tuple[str, State | None]] = []
     for ancestor in ancestors(path):
         state = chain.find(ancestor) if not above or above[-1][1] is not None else None
@@ -70,7 +73,10 @@ def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], Stat
 
 
 def _write(tree: DiskTree, path: str, data: bytes, above: list[tuple[str, State | None]], there: State | None) -> None:
-    """The layer tree of one changed file: directories as the head has them, new ones with the owner of their parent."""
+    """Write the layer tree of one changed file.
+
+    Directories are as the head has them, new ones with the owner of their parent.
+    """
     holder = above[0][1]
     assert holder is not None
     there_already = [(directory, state) for directory, state in above if state is not None]

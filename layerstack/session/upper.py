@@ -1,8 +1,8 @@
-"""What one session writes: a lease on a version, an upperdir with its workdir, and private layers between the two.
+"""Writes of one session: a lease on a version, an upperdir with its workdir, pending layers between the two.
 
-sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that says whose work a layer or draft is
+sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that names the session in a layer or draft
 sessions/<id>/upper/ work/   the live writes
-sessions/<id>/private/<n>/   sealed work that could not be published and that the session stands on, the highest number on top
+sessions/<id>/private/<n>/   pending layers: captured work that could not be published; the highest number on top
 """
 
 from __future__ import annotations
@@ -44,16 +44,18 @@ from layerstack.tree.scanned import SeenTree
 from layerstack.tree.state import State, equal
 
 LONGEST_PLACE = 64
-"""Bytes between the store's root and the path of an entry in the deepest place of a tree, `/drafts/draft-0123456789abcdef/layer/`, and some to spare;
-a private layer of a session with a long id lies deeper."""
+"""Bytes between the store's root and the path of an entry in the deepest place of a tree,
+`/drafts/draft-0123456789abcdef/layer/`, and some to spare; a pending layer of a session with a long id lies
+deeper.
+"""
 SIZE_WALK_MAX = 50_000
 """Entries after which `size_bytes` stops counting."""
 
 
 class Upper:
-    """The writes of one session. Its methods may be called from any thread; they wait for each other.
+    """Writes of one session. The methods may be called from any thread; they wait for each other.
 
-    `publish`, `to_draft` and `discard` want it offline: nothing has the overlay mounted any more.
+    `publish`, `to_draft` and `discard` need it offline: its overlay is not mounted any more.
     """
 
     def __init__(self, stack: Stack, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
@@ -61,56 +63,62 @@ class Upper:
         self._base = Chain(chain.published, chain.shelf, chain.form) if chain.private else chain
         self._chain = chain
         self._lock = threading.RLock()
-        self._sealed = False  # the upperdir went through sealing, perhaps not to its end: it may not be mounted as one again
+        self._sealed = False  # True once a capture began, complete or not: this upperdir may not be mounted
         self._ended = False
         self._late: CommitUnsynced | None = None
         self._dropped: tuple[str, ...] = ()
-        self._split: tuple[Notice, ...] = ()  # hard links that this session parted
-        self._told = 0  # so many of these were told by `rebase`
+        self._split: tuple[Notice, ...] = ()  # hard links that this session split
+        self._told = 0  # number of `_dropped` that `rebase` has reported
         self.notices: tuple[Notice, ...] = ()
-        """Of what was carried over to the head: its publication, and a preview of that, tell them before their own."""
+        """Notices of carried-over work; publish and preview report them before their own."""
         self._number = int(identity.rebased)
         self._written: dict[str, int] = {}
-        """The files that `note_written` was told of, and their times then."""
+        """Files that `note_written` was called for, with their times at that call."""
 
     @property
     def session_id(self) -> str:
-        """As `Store.open_upper` was told it; names the folder."""
+        """Id that `Store.open_upper` was called with; it names the folder."""
         return self._identity.session_id
 
     @property
     def snapshot(self) -> Snapshot:
-        """The session's base version, with its private layers on top."""
+        """Snapshot of the session's base version, with its pending layers on top."""
         return Snapshot(self._manifest, self._chain)
 
     @property
     def directory(self) -> str:
-        """Where all of it lies; it goes with the upper's end."""
+        """Folder of the session; it is removed at the end of the upper."""
         return f"{self._stack.root}/sessions/{self.session_id}"
 
     @property
     def upperdir(self) -> str:
-        """Where the live writes lie: overlayfs' own, not to be written to beside a mount."""
+        """Directory of the live writes. While it is mounted only overlayfs may write to it."""
         return f"{self.directory}/upper"
 
     @property
     def workdir(self) -> str:
-        """What overlayfs wants beside the upperdir."""
+        """Directory that overlayfs needs beside the upperdir."""
         return f"{self.directory}/work"
 
     @property
     def root_changed(self) -> bool:
-        """Whether the session gave the workspace itself another mode, owner or xattr; no name in the upperdir tells."""
+        """True when the session changed mode, owner or xattrs of the workspace itself.
+
+        The names in the upperdir do not show this change.
+        """
         return not equal(State(self.upperdir, self._stack.form), self._chain.find(""))
 
     @property
     def carried(self) -> bool:
-        """Whether a private layer of the name `session.CARRIED` is a draft's work as it was carried over to the head, which the draft holds too."""
+        """True when the pending layer `session.CARRIED` is a draft's work, carried over to the head.
+
+        The draft holds this work too.
+        """
         return self._identity.rebased
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """What sealing has left out so far."""
+        """Special files that captures have skipped so far."""
         return self._dropped
 
     @property
@@ -118,15 +126,16 @@ class Upper:
         return holders(self.session_id, self._identity.draft_id)
 
     def note_written(self, path: str) -> None:
-        """A file was just written by `file_write` or `file_edit`: an input of builds even if it is ignored, until another program writes it.
+        """Record a file that was just written by `file_write` or `file_edit`.
 
-        Known while this process lives; a draft does not know it.
+        It is an input of builds even if it is ignored, until another program writes it. The record ends with
+        this process; a draft does not keep it.
         """
         with fsync.best_effort():
             self._written[path] = os.lstat(f"{self.upperdir}/{path}").st_mtime_ns
 
     def _roles(self) -> Roles:
-        """Of the files in the upperdir now."""
+        """Roles of the files that are in the upperdir now."""
         stack, written = self._stack, set[str]()
         for path, mtime in self._written.items():
             with fsync.best_effort():
@@ -136,7 +145,10 @@ class Upper:
 
     @contextlib.contextmanager
     def exclusive(self) -> Generator[None]:
-        """Keep other threads' calls of this upper waiting for the length of the block. Raises Invalid when it has ended."""
+        """Keep other threads' calls of this upper waiting for the length of the block.
+
+        Raises Invalid when the upper has ended.
+        """
         with self._lock:
             self._live()
             yield
@@ -156,10 +168,12 @@ class Upper:
             raise self._late
 
     def mount(self) -> int:
-        """A detached overlay mount of what the session sees; the descriptor belongs to the caller, who closes it after move_mount.
+        """Create a detached overlay mount of the session's view.
 
-        Never two at a time. Raises as `overlay.create`; OSError when sealed work could not be set aside for want of space; CommitUnsynced
-        once more after a publish that raised it: the work is the head's, and what is written now would belong to no base.
+        The descriptor belongs to the caller, who closes it after move_mount. Never two at a time. Raises as
+        `overlay.create`; OSError when captured work could not become a pending layer for want of space;
+        CommitUnsynced again after a publish that raised it: the head has the work, and new writes would have
+        no base.
         """
         with self._lock:
             self._live()
@@ -168,7 +182,10 @@ class Upper:
             return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._stack.form)
 
     def preview(self) -> Preview:
-        """What `publish` would answer now, by reading alone; on a live upper the session should stand still meanwhile."""
+        """Compute the present result of `publish` by reading alone.
+
+        The processes of a live session should be frozen for the call.
+        """
         with self._lock:
             self._live()
             self._published_is_final()
@@ -198,14 +215,16 @@ class Upper:
         return tuple(dict.fromkeys(all_of_them))
 
     def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
-        """Publish everything since the base version as one layer. The upper ends; its lease is given back.
+        """Publish everything since the base version as one layer. The upper ends; its lease is released.
 
         Returns:
             `no_op` when the session changed nothing, or nothing that the head does not have.
         Raises:
-            PublishRejected: nothing was published. The work is now a private layer under a new, empty upper: `mount` gives the same view.
+            PublishRejected: nothing was published. The work is now a pending layer under a new, empty upper:
+                `mount` gives the same view.
             CommitUnsynced: it is published; called again it only syncs.
-            LayerLimit, QuotaExceeded, OSError: nothing was published, nothing is lost; `mount` and `publish` go on from here.
+            LayerLimit, QuotaExceeded, OSError: nothing was published, nothing is lost; `mount` and `publish`
+                can be called again.
         """
         with self._lock:
             self._live()
@@ -229,7 +248,7 @@ class Upper:
 
     def _publish(self, author: Author) -> Published:
         stack = self._stack
-        if stack.quota.refusal(self.size_bytes, self._leaving) is not None:  # before sealing: the session goes on as it is
+        if stack.quota.refusal(self.size_bytes, self._leaving) is not None:  # before the capture: the session continues unchanged
             refused = self.preview().refused
             if refused is not None:
                 raise refused
@@ -239,12 +258,14 @@ class Upper:
             return publish(stack, work, author)
 
     def rebase(self) -> Rebased:
-        """Carry the work over to the head: the session goes on there, with what was published since merged in. Offline, as for `publish`.
+        """Carry the work over to the head, which becomes the base, with the changes since merged in.
 
+        The session must be offline, as for `publish`.
         Returns:
-            Equal versions when it stood on the head already: nothing has happened then.
+            Equal versions when the base was the head already: nothing was done then.
         Raises:
-            PublishRejected: with every conflict. LayerLimit, OSError. The session stands where it stood: `mount` gives the same view.
+            PublishRejected: with every conflict. LayerLimit, OSError. The session keeps its base: `mount`
+                gives the same view.
         Cost: that of planning a publish, a hard link for each entry of the work, and an fsync for each file.
         """
 
@@ -272,14 +293,17 @@ class Upper:
             return Rebased(before, head.version, updated, merged, notices, dropped)
 
     def _carry_over(self, head: Manifest) -> tuple[int, int, tuple[Notice, ...]]:
-        """The session's folder is exchanged for one on `head`. Returns how many paths are as the head has them, how many were merged, and what is
-        to be told."""
+        """Exchange the session's folder for one on `head`.
+
+        Returns:
+            The number of paths that changed to the head's state, the number of merged ones, the notices.
+        """
 
         stack, who = self._stack, self._identity
         with self._work() as work, stack.scrap.scrap() as scrap, contextlib.ExitStack() as undo:
             root = scrap("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
-            ends = not self._chain.private  # else the work is a fold of what stays
+            ends = not self._chain.private  # else the work is flattened from layers that stay
             done = rebase(stack, self._manifest, own, head, root, written=work.written, ends=ends)
             undo.callback(done.undo)
             carried, merged, notices = done.layer, done.merged, done.notices
@@ -298,11 +322,12 @@ class Upper:
         return seen - merged, merged, notices
 
     def to_draft(self, *, reason: str) -> Draft | None:
-        """Keep the work as a draft and end the upper; None when nothing was changed that is not published. Work that the draft has which the
-        session stands on stays that draft.
+        """Keep the work as a draft and end the upper.
 
+        Returns:
+            The draft; the session's own when that has all the work. None when nothing was unpublished.
         Raises:
-            OSError: the disk refused; the upper is as before.
+            OSError: the disk refused; the upper is unchanged.
         """
         with self._lock:
             self._live()
@@ -323,7 +348,7 @@ class Upper:
             return draft
 
     def _own_draft(self) -> Draft | None:
-        """The draft that the session stands on, when it has all that the session has; after sealing."""
+        """Draft that the session was opened on, if it has all work of the session; called after capture."""
         stack, draft_id, only = self._stack, self._identity.draft_id, len(self._chain.private) == 1
         if (
             draft_id is None or not only or self._number > int(self._identity.rebased)
@@ -336,13 +361,16 @@ class Upper:
         return None
 
     def abandon(self) -> Lease:
-        """End the upper here and leave on disk all that it has: it is as if its process had died. The lease is the caller's from now on."""
+        """End the upper and leave all its files on disk, as if its process had died.
+
+        The caller gets the lease.
+        """
         with self._lock:
             self._ended = True
             return self._lease
 
     def discard(self) -> int:
-        """Throw the writes away and end the upper. Returns the bytes thrown away; a draft that the session stands on stays."""
+        """Discard the writes and end the upper. Returns the bytes discarded; the session's draft stays."""
         with self._lock:
             self._live()
             size = self.size_bytes()
@@ -350,7 +378,10 @@ class Upper:
             return size
 
     def size_bytes(self) -> int:
-        """Bytes of the regular files that this session holds, private layers included; counting stops after 50,000 entries."""
+        """Bytes of the regular files that this session holds, pending layers included.
+
+        Counting stops after 50,000 entries.
+        """
         total = seen = 0
         stack = [self.upperdir, f"{self.directory}/private"]
         while stack:
@@ -369,23 +400,29 @@ class Upper:
                     raise
         return total
 
-    # ---- sealing
+    # ---- capture
 
     def _tree(self, step: Step | None = None) -> SeenTree:
-        """What is written to it must be reachable as a layer too, and as a draft: the way there may be longer."""
+        """Tree of the upperdir.
+
+        Its path lengths leave room for the longer path of a pending layer or a draft.
+        """
         stack = self._stack
         place = max(LONGEST_PLACE, len(f"/sessions/{self.session_id}/private/0001/"))
         room = len(os.fsencode(stack.root)) + place - len(os.fsencode(self.upperdir)) - 1
         return SeenTree(self.upperdir, stack.form, aside=stack.scrap.path, step=step or stack.step, room=room)
 
     def _block(self, top: MemoryTree | DiskTree) -> list[Layer]:
-        """What is unpublished, newest first: the sealed writes, and the private layers below them."""
+        """Unpublished layers, newest first: the captured writes, and the pending layers below them."""
         layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
         return [layer, *self._chain.private]
 
     @contextlib.contextmanager
     def _work(self) -> Generator[Work]:
-        """Seal in place; with private layers the result is folded onto the base, in staging, and the originals stay."""
+        """Capture in place.
+
+        With pending layers the result is flattened onto the base in staging, and the originals stay.
+        """
         stack = self._stack
         self._renew()
         sealed, changed = self._sealed, False
@@ -403,7 +440,7 @@ class Upper:
             self._dropped += sealed_now.dropped
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG and not changed:
-                self._sealed = sealed  # nothing was touched: whoever made that path can remove it
+                self._sealed = sealed  # nothing was changed: the session can still remove the long path
             raise
         dropped = self._dropped
         with stack.scrap.scrap() as scrap:
@@ -421,11 +458,11 @@ class Upper:
                 yield Work(tree, indexed, self._manifest.version, self._base, dropped, written=roles.written)
             except OSError as error:
                 if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
-                    self._ended = True  # a rename that could not be undone: the work lies in `layers/` or `drafts/`; the next open finds it
+                    self._ended = True  # a rename that could not be undone: the work is in `layers/` or `drafts/`; the next open finds it
                 raise
 
     def _set_aside(self) -> None:
-        """After sealing: the work becomes a private layer, and a new empty upper takes its place."""
+        """Make captured work a pending layer, and replace it by a new empty upperdir."""
         if not self._sealed:
             return
         stack, tree = self._stack, self._tree()
@@ -435,7 +472,7 @@ class Upper:
             touched = found.touched.__contains__ if found.touched else None
             index = build(tree, self._chain, hashes=False, touched=touched).records
             if len(index) == 1 and index[""].quiet:
-                self._sealed = False  # nothing is in it: it can go on as it is
+                self._sealed = False  # it is empty: it can be mounted as it is
                 return
             private = f"{self.directory}/private"
             if not os.path.isdir(private):
@@ -450,7 +487,10 @@ class Upper:
         self._sealed = False
 
     def _renew(self) -> None:
-        """An upperdir where there is none; its root looks like the chain's, since the session sees the upper's."""
+        """Make a missing upperdir.
+
+        Its root equals that of the chain, since the session sees the upperdir's.
+        """
         if not os.path.isdir(self.upperdir):
             root = self._chain.find("")
             assert root is not None
@@ -461,7 +501,7 @@ class Upper:
                 os.rename(whole, self.upperdir)
 
     def adopt(self, private: list[str]) -> None:
-        """Take over the private layers that a dead process left, oldest first; their names are numbers."""
+        """Take over the pending layers that a dead process left, oldest first; their names are numbers."""
         stack = self._stack
         for name in private:
             tree = DiskTree(f"{self.directory}/private/{name}", stack.form)
@@ -481,7 +521,7 @@ class Upper:
     def _end(self) -> None:
         self._ended = True
         stack = self._stack
-        with fsync.best_effort():  # a folder that cannot be moved away is looked at by the next open
+        with fsync.best_effort():  # the next open checks a folder that cannot be moved away
             stack.step("session.end")
             stack.scrap.throw_away(self.directory)
         stack.release(self._lease)
