@@ -104,7 +104,9 @@ def test_what_runs_in_a_session_is_named_and_nothing_of_it_ends(agent: Agent) ->
     agent.call("exec_command", cmd=text, workspace_session_id=session)
     error = refused(agent, session)
     assert error.reason == "session_busy" and [one["name"] for one in error.details["processes"]] in (["sleep"], ["sh"])
-    agent.call("exec_command", cmd=f"mkfifo pipe; kill {error.details['processes'][0]['pid']}", workspace_session_id=session)
+    pid = error.details["processes"][0]["pid"]
+    text = f"mkfifo pipe; kill {pid}; while kill -0 {pid} 2> /dev/null; do :; done"
+    agent.call("exec_command", cmd=text, workspace_session_id=session)
     done = rebase(agent, session)
     assert (done["merged"], done["dropped"]) == (1, [{"path": "pipe"}]), "what a session has no more is told"
 
