@@ -453,7 +453,7 @@ def test_something_that_is_no_socket_is_never_removed(short_dir: str) -> None:
     path = f"{short_dir}/file"
     with open(path, "w") as file:
         file.write("mine")
-    with pytest.raises(ListenError, match="remove it first"):
+    with pytest.raises(ListenError, match="move it away first"):
         listen.unix(path)
     with open(path) as file:
         assert file.read() == "mine"

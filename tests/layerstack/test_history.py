@@ -331,4 +331,4 @@ def test_a_pin_that_the_disk_refuses_is_none_and_a_damaged_one_is_named(stack: S
     assert stack.store.damaged == {} and list(stack.store.pinned()) == [2]
     os.unlink(f"{stack.root}/manifests/2.json")
     stack.reopen()
-    assert list(stack.store.damaged) == [path] and "is gone" in stack.store.damaged[path]
+    assert list(stack.store.damaged) == [path] and "does not exist" in stack.store.damaged[path]
