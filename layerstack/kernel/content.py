@@ -145,11 +145,6 @@ class ContentHash:
             self._zeros = 0
         return self._total.digest()
 
-    @property
-    def has_zero_blocks(self) -> bool:
-        """True when the digest differs from the SHA-256 of the bytes."""
-        return self._two
-
 
 def _is_zero(part: memoryview) -> bool:
     return part[0] == 0 and part[-1] == 0 and bytes(part) == (ZERO if len(part) == BLOCK else ZERO[: len(part)])

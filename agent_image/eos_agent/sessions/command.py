@@ -221,10 +221,6 @@ class Command:
 
     # Input
 
-    @property
-    def input_open(self) -> bool:
-        return self._input >= 0
-
     async def write(self, text: str, *, deadline_s: float | None) -> None:
         """Write the text unchanged.
 
