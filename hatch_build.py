@@ -11,7 +11,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-MACHINES = {"x86_64": "manylinux2014_x86_64.musllinux_1_1_x86_64", "aarch64": "manylinux2014_aarch64.musllinux_1_1_aarch64"}
+MACHINES = {
+    "x86_64": "manylinux2014_x86_64.musllinux_1_1_x86_64",
+    "aarch64": "manylinux2014_aarch64.musllinux_1_1_aarch64",
+}
 """Platform tags; the program is static, so it runs with every libc."""
 
 
@@ -28,8 +31,13 @@ class NativeInit(BuildHookInterface):  # type: ignore[type-arg]
             raise RuntimeError(f"EOS_WHEEL=platform: no platform tag is known for {platform.machine()}")
         self._made = tempfile.TemporaryDirectory(prefix="eos-wheel-")
         target = os.path.join(self._made.name, native_init.NAME)
-        if not native_init.make(os.path.join(self.root, "agent_image", "eos_agent", "init", native_init.SOURCE), target):
-            raise RuntimeError(f"EOS_WHEEL=platform needs a C compiler that links statically: {', '.join(native_init.COMPILERS)}")
+        if not native_init.make(
+            os.path.join(self.root, "agent_image", "eos_agent", "init", native_init.SOURCE), target
+        ):
+            raise RuntimeError(
+                f"EOS_WHEEL=platform needs a C compiler that links statically: "
+                f"{', '.join(native_init.COMPILERS)}"
+            )
         build_data["force_include"][target] = f"eos_agent/init/{native_init.NAME}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{MACHINES[platform.machine()]}"

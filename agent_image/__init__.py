@@ -1,1 +1,3 @@
-"""The content of every sandbox, whatever its image: an interpreter with its own loader and libc, eos_agent and layerstack."""
+"""The content of every sandbox, whatever its image: an interpreter with its own loader and libc, eos_agent
+and layerstack.
+"""

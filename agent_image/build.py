@@ -45,11 +45,11 @@ test tests idlelib tkinter turtledemo lib2to3 ensurepip __pycache__ site-package
 xmlrpc wsgiref curses dbm sqlite3 msilib zipapp.py turtle.py antigravity.py this.py doctest.py webbrowser.py pydoc.py imaplib.py nntplib.py
 smtpd.py mailbox.py mailcap.py telnetlib.py poplib.py ftplib.py smtplib.py cgi.py cgitb.py aifc.py sunau.py wave.py chunk.py sndhdr.py imghdr.py
 pickletools.py __phello__ __phello__.foo.py tabnanny.py pyclbr.py crypt.py
-"""
+"""  # noqa: E501
 EXTENSIONS_LEFT_OUT = """
 _tkinter _test _ctypes_test _xx xx _sqlite3 _curses readline _dbm _gdbm audioop ossaudiodev nis _crypt _codecs_ _multibytecodec _decimal _lsprof
 spwd _zoneinfo _ssl _uuid _bz2 _lzma _interp
-"""
+"""  # noqa: E501
 DROPPED_MODULES = frozenset(MODULES_LEFT_OUT.split())
 DROPPED_EXTENSIONS = tuple(EXTENSIONS_LEFT_OUT.split())
 DROPPED_ENCODINGS = re.compile(
@@ -72,7 +72,7 @@ ASK_INTERPRETER = """
 import json, os, sys, sysconfig
 print(json.dumps({"executable": os.path.realpath(sys.executable), "stdlib": sysconfig.get_path("stdlib"), "version": "%d.%d" % sys.version_info[:2],
  "dynload": [p for p in sys.path if p.endswith("lib-dynload")]}))
-"""
+"""  # noqa: E501
 
 COMPILE = """
 import os, py_compile, sys
@@ -86,7 +86,7 @@ for folder, folders, files in os.walk(root):
                 py_compile.compile(path, dfile=shown + path[len(root):], doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
             except py_compile.PyCompileError as error:
                 if "/bad" not in path: raise SystemExit(str(error))
-"""
+"""  # noqa: E501
 
 
 class Bundle(NamedTuple):
@@ -107,7 +107,15 @@ class BuildError(Exception):
 def python_argv(root: str) -> list[str]:
     """The command line of the bundle's interpreter below `root`, isolated from the image's Python."""
     interpreter = f"{root}/bin/python3"
-    loader = [f"{root}/ld.so", "--inhibit-cache", "--library-path", f"{root}/lib", "--argv0", interpreter, interpreter]
+    loader = [
+        f"{root}/ld.so",
+        "--inhibit-cache",
+        "--library-path",
+        f"{root}/lib",
+        "--argv0",
+        interpreter,
+        interpreter,
+    ]
     return [*loader, "-I", "-S", "-X", "utf8"]
 
 
@@ -139,7 +147,11 @@ def build(dest_cache_dir: str) -> Bundle:
         put(staging, path, sha)
         record = json.dumps({"format": FORMAT, "sha": sha, "inputs": inputs})
         temporary = f"{record_path}.{os.getpid()}.{os.urandom(4).hex()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600),
+            "w",
+            encoding="utf-8",
+        ) as file:
             file.write(record)
         os.rename(temporary, record_path)
         return Bundle(path, sha)
@@ -185,7 +197,11 @@ def put(staging: str, path: str, sha: str) -> None:
 
 def _is_foreign(path: str) -> bool:
     found = os.lstat(path)
-    return found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or bool(found.st_mode & private_dirs.MAY_WRITE)
+    return (
+        found.st_uid != os.geteuid()
+        or not stat.S_ISDIR(found.st_mode)
+        or bool(found.st_mode & private_dirs.MAY_WRITE)
+    )
 
 
 def known(dest_cache_dir: str) -> Bundle | None:
@@ -202,16 +218,24 @@ def make(out: str) -> list[list[Any]]:
         The files of the machine that it was made from, to detect upgrades: [path, size, mtime_ns] each.
     """
     if sys.platform != "linux":
-        raise BuildError("the bundle is made on Linux; elsewhere agent_image/Dockerfile makes it in an image that has python3")
+        raise BuildError(
+            "the bundle is made on Linux; elsewhere agent_image/Dockerfile makes it in an image that "
+            "has python3"
+        )
     python = _interpreter()
     asked: dict[str, Any] = json.loads(
-        subprocess.run([python, "-I", "-c", ASK_INTERPRETER], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [python, "-I", "-c", ASK_INTERPRETER], capture_output=True, text=True, check=True
+        ).stdout
     )
     executable, stdlib, version = str(asked["executable"]), str(asked["stdlib"]), str(asked["version"])
     extensions: list[str] = asked["dynload"]
     loader = _elf_interpreter(executable)
     if loader is None:
-        raise BuildError(f"{executable} has no dynamic loader: a fully static Python cannot reach libc; use a distribution's python3")
+        raise BuildError(
+            f"{executable} has no dynamic loader: a fully static Python cannot reach libc; use a "
+            f"distribution's python3"
+        )
     lib = os.path.join(out, "lib")
     target = os.path.join(lib, f"python{version}")
     os.makedirs(os.path.join(target, "lib-dynload"))
@@ -244,7 +268,10 @@ def make(out: str) -> list[list[Any]]:
         check=False,
     )
     if compiled.returncode != 0:
-        raise BuildError(f"compiling the standard library with {python} failed: {(compiled.stderr or compiled.stdout).strip()[-500:]}")
+        raise BuildError(
+            f"compiling the standard library with {python} failed: "
+            f"{(compiled.stderr or compiled.stdout).strip()[-500:]}"
+        )
     _settle(out)
     used = [executable, loader, os.path.join(stdlib, "os.py"), *libraries.values()]
     return [_stat_of(path) for path in sorted(set(used))]
@@ -323,7 +350,9 @@ def build_context() -> Iterator[bytes]:
         for package in PACKAGES:
             root = _package_root(package)
             for relative, path, status in _walk(root):
-                if stat.S_ISREG(status.st_mode) and (relative.endswith(".py") or relative == native_init.SOURCE):
+                if stat.S_ISREG(status.st_mode) and (
+                    relative.endswith(".py") or relative == native_init.SOURCE
+                ):
                     tar.add(path, f"context/{package}/{relative}", filter=_anonymous)
                     yield
         yield
@@ -345,7 +374,9 @@ def _interpreter() -> str:
 def _input_key() -> str:
     """A key of the inputs of a bundle: interpreter, our packages, this file. Libraries are in the record
     instead."""
-    digest = hashlib.sha256(f"{FORMAT} {sys.version} {shutil.which('strip') is not None} {_stat_of(_interpreter())}\n".encode())
+    digest = hashlib.sha256(
+        f"{FORMAT} {sys.version} {shutil.which('strip') is not None} {_stat_of(_interpreter())}\n".encode()
+    )
     for source in (__file__, native_init.__file__):
         with open(os.path.abspath(source), "rb") as file:
             digest.update(file.read())
@@ -368,7 +399,11 @@ def _recorded(record_path: str, cache_dir: str) -> Bundle | None:
         with open(record_path, encoding="utf-8") as file:
             record = json.load(file)
         path = os.path.join(cache_dir, str(record["sha"]))
-        if record["format"] == FORMAT and not _is_foreign(path) and all(_stat_of(entry[0]) == entry for entry in record["inputs"]):
+        if (
+            record["format"] == FORMAT
+            and not _is_foreign(path)
+            and all(_stat_of(entry[0]) == entry for entry in record["inputs"])
+        ):
             return Bundle(path, str(record["sha"]))
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         pass
@@ -490,7 +525,12 @@ def _strip(out: str) -> None:
             with open(path, "rb") as file:
                 if file.read(4) == b"\x7fELF":
                     paths.append(path)
-    subprocess.run([tool, "--strip-unneeded", "--", *paths], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        [tool, "--strip-unneeded", "--", *paths],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
 
 
 def _settle(out: str) -> None:
@@ -499,7 +539,10 @@ def _settle(out: str) -> None:
         if stat.S_ISDIR(status.st_mode):
             os.chmod(path, 0o755)
         else:
-            os.chmod(path, 0o755 if relative in PROGRAMS or os.path.basename(relative) == native_init.NAME else 0o644)
+            os.chmod(
+                path,
+                0o755 if relative in PROGRAMS or os.path.basename(relative) == native_init.NAME else 0o644,
+            )
             os.utime(path, (STEADY_TIME, STEADY_TIME))
     os.chmod(out, 0o755)
 
@@ -524,7 +567,10 @@ def _walk(root: str) -> Iterator[tuple[str, str, os.stat_result]]:
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        sys.stderr.write("usage: python -m agent_image.build OUT\nWrites the bundle to OUT, which must not exist, and prints its hash.\n")
+        sys.stderr.write(
+            "usage: python -m agent_image.build OUT\nWrites the bundle to OUT, which must not exist, and "
+            "prints its hash.\n"
+        )
         return 2
     try:
         make(arguments[0])

@@ -1,1 +1,3 @@
-"""Figures of this machine, each beside its baseline in the same run: `make bench`, or `python -m benchmarks [ROW ...]`."""
+"""Figures of this machine, each beside its baseline in the same run: `make bench`, or `python -m benchmarks
+[ROW ...]`.
+"""

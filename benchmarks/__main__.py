@@ -1,4 +1,6 @@
-"""`python -m benchmarks [ROW ...]`: prints the table; no figure is asserted, machines are shared and noisy. `store` stands for all rows of the library."""
+"""`python -m benchmarks [ROW ...]`: prints the table; no figure is asserted, machines are shared and noisy.
+`store` stands for all rows of the library.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +72,19 @@ def main(argv: list[str]) -> int:
     done: list[Row] = []
     load = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
-        disk, about = stack.enter_context(journaled()) if any(name in STORE for name in wanted) else (None, "not used")
+        disk, about = (
+            stack.enter_context(journaled()) if any(name in STORE for name in wanted) else (None, "not used")
+        )
         for name in wanted:
             start = time.monotonic()
             with place(disk if name in STORE else None) as here:
                 done += ROWS[name](here)
             print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     system = f"Linux {platform.release()}, Python {platform.python_version()}"
-    print(f"{platform.machine()}, {os.cpu_count()} processors, {system}, load {load:.1f} before and {os.getloadavg()[0]:.1f} after.")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} processors, {system}, load {load:.1f} before and "
+        f"{os.getloadavg()[0]:.1f} after."
+    )
     print(f"Disk of the rows {', '.join(STORE)}: {about}.\n")
     print(table(done))
     return 0

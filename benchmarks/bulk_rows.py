@@ -23,8 +23,9 @@ RUNS = 3
 
 
 def export(place: Place) -> Iterator[Row]:
-    """1 GiB of random bytes in 64 files, as a directory beside `cp -a` and as tar-zst beside `tar | zstd -3`, each with its sync; and the peak
-    memory of both of our processes afterwards."""
+    """1 GiB of random bytes in 64 files, as a directory beside `cp -a` and as tar-zst beside `tar | zstd -3`,
+    each with its sync; and the peak memory of both of our processes afterwards.
+    """
     with place.sandbox("host", files=1) as sandbox:
         source = Path(tempfile.mkdtemp(prefix="source", dir=place.home))
         digests: dict[str, str] = {}
@@ -51,7 +52,10 @@ def export(place: Place) -> Iterator[Row]:
                     shutil.copytree(dest, source, dirs_exist_ok=True)
                 beside[form].append(timed(by_hand_now))
                 if form == "dir":
-                    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(dest).glob("big*")}
+                    found = {
+                        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+                        for path in Path(dest).glob("big*")
+                    }
                     assert found == digests, f"{len(found)} files came"
                     shutil.rmtree(dest)
                     shutil.rmtree(f"{dest}-copy")
@@ -60,7 +64,9 @@ def export(place: Place) -> Iterator[Row]:
                     assert sum(name.rpartition("/")[2] in digests for name in listed) == FILES, listed
                     os.unlink(dest)
                     os.unlink(f"{dest}-copy")
-        agent = int(json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())["pid"])
+        agent = int(
+            json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())["pid"]
+        )
         gateway = int(Path(paths.pid_path()).read_text())
         peaks = {name: peak_mib(pid) for name, pid in (("agent", agent), ("gateway", gateway))}
     titles = {"dir": "cp -a; sync -f", "tar-zst": "tar \\| zstd -3; sync -f"}
@@ -77,7 +83,12 @@ def export(place: Place) -> Iterator[Row]:
 
     for name, mib in peaks.items():
         yield Row(
-            f"peak memory of the {name} after them", Series("eos", (mib,)), None, "<= 64 MiB", "the interpreter and its modules", "MiB"
+            f"peak memory of the {name} after them",
+            Series("eos", (mib,)),
+            None,
+            "<= 64 MiB",
+            "the interpreter and its modules",
+            "MiB",
         )
 
 
@@ -89,12 +100,18 @@ def by_hand(form: str, source: Path, dest: str) -> None:
     if form == "dir":
         run(["cp", "-a", str(source), dest])
     else:
-        subprocess.run(["sh", "-c", 'tar -C "$0" -cf - . | zstd -q -3 -o "$1"', str(source), dest], check=True, timeout=120)
+        subprocess.run(
+            ["sh", "-c", 'tar -C "$0" -cf - . | zstd -q -3 -o "$1"', str(source), dest],
+            check=True,
+            timeout=120,
+        )
     run(["sync", "-f", dest])
 
 
 def repository(tree: Path) -> list[str]:
-    """Commit a folder as one pack, quickly. Returns git's words before a subcommand, with which it changes nothing by itself."""
+    """Commit a folder as one pack, quickly. Returns git's words before a subcommand, with which it changes
+    nothing by itself.
+    """
     git = ["git", "-C", str(tree), "-c", "maintenance.auto=false", "-c", "gc.auto=0", "--no-optional-locks"]
     run([*git, "init", "-q", "-b", "main"])
     commit = ["commit refs/heads/main\ncommitter b <b@example.org> 0 +0000\ndata 4\nbase\n"]
@@ -108,7 +125,9 @@ def repository(tree: Path) -> list[str]:
 
 
 def second_create(place: Place) -> Iterator[Row]:
-    """create_sandbox on an unchanged workspace of 20,000 files beside the first one, an empty workspace and `git status`."""
+    """create_sandbox on an unchanged workspace of 20,000 files beside the first one, an empty workspace and
+    `git status`.
+    """
     tree = Path(tempfile.mkdtemp(prefix="w", dir=place.home))
     fill(tree, WORKSPACE_FILES)
     git = repository(tree)
@@ -120,19 +139,31 @@ def second_create(place: Place) -> Iterator[Row]:
             found: list[str] = []
 
             def create(workspace: Path = workspace, found: list[str] = found) -> None:
-                found.append(place.ask("create_sandbox", {"image": "host", "workspace_root": str(workspace)})["id"])
+                found.append(
+                    place.ask("create_sandbox", {"image": "host", "workspace_root": str(workspace)})["id"]
+                )
 
             made[name].append(timed(create))
             if workspace is tree:
                 want = token()
-                got = place.ask("exec_command", {"cmd": f"cat d0199/f019999.txt; echo {want}"}, found[0])["output"]
+                got = place.ask("exec_command", {"cmd": f"cat d0199/f019999.txt; echo {want}"}, found[0])[
+                    "output"
+                ]
                 check(got, f"line one of 19999\nline two\n{want}")
             place.ask("destroy_sandbox", {"sandbox_id": found[0]})
         made["status"].append(timed(lambda: check(run([*git, "status", "--porcelain"]), "")))
     base = min(made["empty"])
-    beyond = {name: Series(name, tuple(max(0.0, ms - base) for ms in made[name])) for name in ("first", "again")}
+    beyond = {
+        name: Series(name, tuple(max(0.0, ms - base) for ms in made[name])) for name in ("first", "again")
+    }
     what = "one lstat for each file of the workspace"
     first = Series("the first create", beyond["first"].ms)
-    yield Row(f"second create on {WORKSPACE_FILES:,} files, beyond an empty one", beyond["again"], first, "<= 0.15x", what)
+    yield Row(
+        f"second create on {WORKSPACE_FILES:,} files, beyond an empty one",
+        beyond["again"],
+        first,
+        "<= 0.15x",
+        what,
+    )
     status = Series("git status", tuple(made["status"]))
     yield Row("the same", beyond["again"], status, "<= 4x", what)

@@ -1,4 +1,6 @@
-"""A disk whose figures count: an ext4 with a journal. Where the machine's own has none, root makes one in a file, on a loop device."""
+"""A disk whose figures count: an ext4 with a journal. Where the machine's own has none, root makes one in a
+file, on a loop device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How publishing, looking at and squashing a session grows with its files, and what memory that takes; and a sparse file of 1 TiB."""
+"""How publishing, looking at and squashing a session grows with its files, and what memory that takes; and a
+sparse file of 1 TiB.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ fill(upper)
 look("to_draft", lambda: upper.to_draft(reason="benchmark"))
 store.close()
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 SPARSE = """
 import json, os, sys, time
@@ -113,20 +115,24 @@ assert 131_072 <= sent < 1 << 20, sent
 digests.close()
 store.close()
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 def _run(code: str, place: Place, *words: str) -> dict[str, list[float] | float]:
     """In a process of its own, whose memory is that of the store alone."""
     root = tempfile.mkdtemp(prefix="growth", dir=place.home)
-    done = subprocess.run([sys.executable, "-c", code, root, *words], check=True, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", code, root, *words], check=True, capture_output=True, text=True, timeout=600
+    )
     subprocess.run(["rm", "-rf", root], check=True, timeout=120)
     found: dict[str, list[float] | float] = json.loads(done.stdout)
     return found
 
 
 def growth(place: Place) -> Iterator[Row]:
-    """Each step on sessions of 12,500 to 100,000 files, in processes of their own; the exponent is that of the least processor times."""
+    """Each step on sessions of 12,500 to 100,000 files, in processes of their own; the exponent is that of
+    the least processor times.
+    """
     made: dict[int, list[dict[str, list[float]]]] = {count: [] for count in COUNTS}
     for _ in range(RUNS):
         for count in COUNTS:
@@ -136,9 +142,23 @@ def growth(place: Place) -> Iterator[Row]:
         for count, runs in made.items():
             ms = Series("eos", tuple(run[name][0] for run in runs))
             yield Row(f"{name}, {count:,} files", ms, None, "-", f"processor: {least[count]:.0f} ms")
-        yield Row(f"{name}: exponent", Series("eos", (exponent(least),)), None, GOAL, "least squares over the logarithms", "")
+        yield Row(
+            f"{name}: exponent",
+            Series("eos", (exponent(least),)),
+            None,
+            GOAL,
+            "least squares over the logarithms",
+            "",
+        )
         memory = Series("eos", tuple(run[name][2] for run in made[COUNTS[-1]]))
-        yield Row(f"{name}: memory for {COUNTS[-1]:,} files", memory, None, MEMORY_GOAL, "the packed list of paths", "MiB")
+        yield Row(
+            f"{name}: memory for {COUNTS[-1]:,} files",
+            memory,
+            None,
+            MEMORY_GOAL,
+            "the packed list of paths",
+            "MiB",
+        )
 
 
 def exponent(costs: dict[int, float]) -> float:
@@ -153,7 +173,9 @@ def sparse(place: Place) -> Iterator[Row]:
     found = [_run(SPARSE, place, str(1 << 40)) for _ in range(3)]
     for name in found[0]:
         ms = Series("eos", tuple(float(run[name]) for run in found))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        yield Row(f"{name} of a sparse file of 1 TiB", ms, None, "seconds", "the data, and a line for each hole")
+        yield Row(
+            f"{name} of a sparse file of 1 TiB", ms, None, "seconds", "the data, and a line for each hole"
+        )
 
 
 def manifests(place: Place) -> Iterator[Row]:
@@ -168,7 +190,12 @@ def manifests(place: Place) -> Iterator[Row]:
         folder = Path(stack.root, "manifests")
         sizes[layers] = sum(os.stat(path).st_size for path in folder.iterdir()) / 1024
         yield Row(
-            f"size of manifests/ with {layers} layers", Series("eos", (sizes[layers],)), None, "-", "a file of one layer's name each", "KiB"
+            f"size of manifests/ with {layers} layers",
+            Series("eos", (sizes[layers],)),
+            None,
+            "-",
+            "a file of one layer's name each",
+            "KiB",
         )
     yield Row("size of manifests/: exponent", Series("eos", (exponent(sizes),)), None, GOAL, "", "")
     stack.close()

@@ -1,4 +1,6 @@
-"""Timing that can be trusted: both sides in turn, the output of every timed call random and checked, the median to quote."""
+"""Timing that can be trusted: both sides in turn, the output of every timed call random and checked, the
+median to quote.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import NamedTuple
 
 
 class Series(NamedTuple):
-    """Milliseconds of each counted call (or another unit, see `Row.unit`), in the order in which they were made."""
+    """Milliseconds of each counted call (or another unit, see `Row.unit`), in the order in which they were
+    made.
+    """
 
     name: str
     ms: tuple[float, ...]
@@ -50,8 +54,12 @@ def timed(call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def in_turn(sides: Sequence[tuple[str, Callable[[], object]]], *, runs: int, warm_up: int = 2) -> list[Series]:
-    """Call each side in turn, `runs` times after `warm_up` uncounted rounds: drift of the machine's speed meets all of them alike."""
+def in_turn(
+    sides: Sequence[tuple[str, Callable[[], object]]], *, runs: int, warm_up: int = 2
+) -> list[Series]:
+    """Call each side in turn, `runs` times after `warm_up` uncounted rounds: drift of the machine's speed
+    meets all of them alike.
+    """
     figures: list[list[float]] = [[] for _ in sides]
     for round_ in range(warm_up + runs):
         for n, (_, call) in enumerate(sides):
@@ -69,14 +77,19 @@ def check(got: str, want: str) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| what | unit | min | p50 | p99 | runs | beside | min | p50 | ratio of p50 | goal | main cost |", "|" + "---|" * 12]
+    lines = [
+        "| what | unit | min | p50 | p99 | runs | beside | min | p50 | ratio of p50 | goal | main cost |",
+        "|" + "---|" * 12,
+    ]
     for row in rows:
         beside, ratio = ("-", "-", "-"), "-"
         if row.beside is not None:
             beside = (row.beside.name, number(row.beside.least), number(row.beside.p50))
             ratio = f"{row.ours.p50 / row.beside.p50:.3g}" if row.beside.p50 else "-"
         ours = (number(row.ours.least), number(row.ours.p50), number(row.ours.p99), str(len(row.ours.ms)))
-        lines.append("| " + " | ".join((row.what, row.unit, *ours, *beside, ratio, row.goal, row.dominated_by)) + " |")
+        lines.append(
+            "| " + " | ".join((row.what, row.unit, *ours, *beside, ratio, row.goal, row.dominated_by)) + " |"
+        )
     return "\n".join(lines)
 
 

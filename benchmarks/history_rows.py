@@ -23,7 +23,8 @@ BLAMED_LINES, GENERATIONS, EDITS = 15_000, 50, 150
 
 
 def squash(place: Place) -> Iterator[Row]:
-    """Folding 100 layers that hold so many files together, beside `cp -a` of these layers; a pin keeps what was folded before apart.
+    """Folding 100 layers that hold so many files together, beside `cp -a` of these layers; a pin keeps what
+    was folded before apart.
 
     As in an agent, what was replaced is removed by a thread, behind the answer.
     """
@@ -40,7 +41,10 @@ def squash(place: Place) -> Iterator[Row]:
                     folder.mkdir(exist_ok=True)
                     (folder / f"r{n}-{layer}-{at}").write_text(f"{n} {layer} {at}\n")
                 upper.publish(owner=f"o{layer}", request_id="r")
-            layers = [str(stack.root / "layers" / layer_id) for layer_id in stack.store.head.layer_ids[:FOLDED_LAYERS]]
+            layers = [
+                str(stack.root / "layers" / layer_id)
+                for layer_id in stack.store.head.layer_ids[:FOLDED_LAYERS]
+            ]
             copy = place.home / "copy"
             copy.mkdir()
             other = timed(functools.partial(run, ["cp", "-a", *layers, str(copy)]))
@@ -62,17 +66,35 @@ def squash(place: Place) -> Iterator[Row]:
         goal = "<= 80 ms" if files == 1_000 else "-"
         what = "a link, an index line and an owner for each file"
         yield Row(
-            f"squash of {FOLDED_LAYERS} layers, {files:,} files", Series("eos", tuple(ours)), Series("cp -a", tuple(beside)), goal, what
+            f"squash of {FOLDED_LAYERS} layers, {files:,} files",
+            Series("eos", tuple(ours)),
+            Series("cp -a", tuple(beside)),
+            goal,
+            what,
         )
 
 
 def blame(place: Place) -> Iterator[Row]:
-    """The owners of 15,000 lines after 50 publications of 150 edits each, beside `git blame` of the same history; the owners are compared."""
+    """The owners of 15,000 lines after 50 publications of 150 edits each, beside `git blame` of the same
+    history; the owners are compared.
+    """
     chance = random.Random(7)
     lines = [f"line {n} of the first text {chance.random()}" for n in range(BLAMED_LINES)]
     stack = Stack(Path(tempfile.mkdtemp(prefix="stack", dir=place.home)))
     tree = Path(tempfile.mkdtemp(prefix="git", dir=place.home))
-    git = ["git", "-C", str(tree), "-c", "maintenance.auto=false", "-c", "gc.auto=0", "-c", "user.name=b", "-c", "user.email=b@example.org"]
+    git = [
+        "git",
+        "-C",
+        str(tree),
+        "-c",
+        "maintenance.auto=false",
+        "-c",
+        "gc.auto=0",
+        "-c",
+        "user.name=b",
+        "-c",
+        "user.email=b@example.org",
+    ]
     run([*git, "init", "-q"])
     for generation in range(GENERATIONS):
         for at in chance.sample(range(BLAMED_LINES), EDITS) if generation else ():
@@ -94,12 +116,24 @@ def blame(place: Place) -> Iterator[Row]:
             cold.append(ms)
             again.append(second)
             beside.append(other)
-    theirs = [f"workspace_session:{line[8:]}" for line in shown[-1].splitlines() if line.startswith("summary ")]
+    theirs = [
+        f"workspace_session:{line[8:]}" for line in shown[-1].splitlines() if line.startswith("summary ")
+    ]
     mine = [part.owner for part in stack.store.blame("text") for _ in range(part.line_count)]
     assert mine == theirs, "git sees other owners"
     stack.close()
     what = f"blame of {BLAMED_LINES:,} lines, {GENERATIONS} generations"
     yield Row(
-        f"{what}, cold", Series("eos", tuple(cold)), Series("git blame", tuple(beside)), "<= 800 ms", "49 diffs of neighbouring texts"
+        f"{what}, cold",
+        Series("eos", tuple(cold)),
+        Series("git blame", tuple(beside)),
+        "<= 800 ms",
+        "49 diffs of neighbouring texts",
     )
-    yield Row(f"{what}, again", Series("eos", tuple(again)), Series("git blame", tuple(beside)), "<= 20 ms", "a look-up")
+    yield Row(
+        f"{what}, again",
+        Series("eos", tuple(again)),
+        Series("git blame", tuple(beside)),
+        "<= 20 ms",
+        "a look-up",
+    )

@@ -1,4 +1,6 @@
-"""The MCP server as a client meets it: the first answer after the start of the process, the first list, a call."""
+"""The MCP server as a client meets it: the first answer after the start of the process, the first list, a
+call.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Stdio:
     def __init__(self) -> None:
         self.start = time.perf_counter()
         argv = [sys.executable, "-m", "eos_mcp", "--set", "all"]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         self.number = 0
 
     def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +83,13 @@ def first_answer(place: Place) -> Iterator[Row]:
         "<= 100 ms",
         "the interpreter; the SDK is imported behind it",
     )
-    yield Row("MCP server: start to first tools/list", Series("eos", tuple(listed)), plain, "<= 1.1x import mcp", "importing the SDK")
+    yield Row(
+        "MCP server: start to first tools/list",
+        Series("eos", tuple(listed)),
+        plain,
+        "<= 1.1x import mcp",
+        "importing the SDK",
+    )
 
 
 def call(place: Place) -> Iterator[Row]:
@@ -98,8 +108,16 @@ def call(place: Place) -> Iterator[Row]:
             check(got["structuredContent"]["output"], want)
 
         def trivial() -> None:
-            assert server.ask("tools/call", {"name": "list_sandboxes", "arguments": {}})["structuredContent"]["sandboxes"]
+            assert server.ask("tools/call", {"name": "list_sandboxes", "arguments": {}})["structuredContent"][
+                "sandboxes"
+            ]
 
         mine, other = in_turn([("eos", ours), ("list_sandboxes, same pipe", trivial)], runs=100)
         server.close()
-        yield Row("exec of a random echo over MCP, stdio", mine, other, "<= 3 ms", "the exec itself, then the SDK's dispatch")
+        yield Row(
+            "exec of a random echo over MCP, stdio",
+            mine,
+            other,
+            "<= 3 ms",
+            "the exec itself, then the SDK's dispatch",
+        )

@@ -1,4 +1,4 @@
-"""Three-way merges of one large text beside `git merge-file`: time, and peak memory of a process of its own."""
+"""Three-way merges of one large text beside `git merge-file`: time, and peak memory of a process of its own."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,9 +33,14 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 
 
 def rewrite(chance: random.Random, common: bool) -> bytes:
-    """8,000 lines of which the other side has none, or only the blank ones and braces that are a third of them."""
+    """8,000 lines of which the other side has none, or only the blank ones and braces that are a third of
+    them.
+    """
     often = ["", "}", "{", "    return", "    }"]
-    return "".join((chance.choice(often) if common and n % 3 == 0 else f"line {chance.random()}") + "\n" for n in range(REWRITTEN)).encode()
+    return "".join(
+        (chance.choice(often) if common and n % 3 == 0 else f"line {chance.random()}") + "\n"
+        for n in range(REWRITTEN)
+    ).encode()
 
 
 def edited(lines: list[str], chance: random.Random, places: range) -> bytes:
@@ -47,14 +52,23 @@ def edited(lines: list[str], chance: random.Random, places: range) -> bytes:
 
 
 def merge(place: Place) -> Iterator[Row]:
-    """Two rewrites of one file against each other, and scattered edits on both sides; the bytes that git merges to are compared."""
+    """Two rewrites of one file against each other, and scattered edits on both sides; the bytes that git
+    merges to are compared.
+    """
     chance = random.Random(5)
     folder = Path(tempfile.mkdtemp(prefix="merge", dir=place.home))
     lines = [f"line {n} {chance.random()}" for n in range(LONG)]
-    scattered = (("\n".join(lines) + "\n").encode(), edited(lines, chance, range(0, LONG, 4)), edited(lines, chance, range(2, LONG, 4)))
+    scattered = (
+        ("\n".join(lines) + "\n").encode(),
+        edited(lines, chance, range(0, LONG, 4)),
+        edited(lines, chance, range(2, LONG, 4)),
+    )
     cases: dict[str, tuple[tuple[bytes, ...], str]] = {
         "two rewrites of 8,000 lines": (tuple(rewrite(chance, False) for _ in range(3)), "<= 300 ms"),
-        "the same, blank lines and braces in common": (tuple(rewrite(chance, True) for _ in range(3)), "<= 300 ms"),
+        "the same, blank lines and braces in common": (
+            tuple(rewrite(chance, True) for _ in range(3)),
+            "<= 300 ms",
+        ),
         f"{EDITS} scattered edits on each side of {LONG:,} lines": (scattered, "-"),
     }
     for number, (name, (texts, goal)) in enumerate(cases.items()):
@@ -72,12 +86,21 @@ def merge(place: Place) -> Iterator[Row]:
             told.append(output(git))
 
         mine, other = in_turn([("eos", ours), ("git merge-file", theirs)], runs=7)
-        assert found[-1].content == told[-1] if found[-1].content is not None else b"<<<<<<< " in told[-1], name
+        assert found[-1].content == told[-1] if found[-1].content is not None else b"<<<<<<< " in told[-1], (
+            name
+        )
         yield Row(f"merge: {name}", mine, other, goal, "Python, line by line")
         memory = tuple(float(run([sys.executable, "-c", MERGE, *names])) for _ in range(3))
         their_memory = tuple(float(run([sys.executable, "-S", "-c", CHILD, *git])) for _ in range(3))
         beside = Series("git merge-file, all of it", their_memory)
-        yield Row(f"memory of it: {name}", Series("eos", memory), beside, "<= 50 MB", "beyond the three texts, at the peak", "MB")
+        yield Row(
+            f"memory of it: {name}",
+            Series("eos", memory),
+            beside,
+            "<= 50 MB",
+            "beyond the three texts, at the peak",
+            "MB",
+        )
 
 
 def output(words: list[str]) -> bytes:

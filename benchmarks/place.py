@@ -59,7 +59,12 @@ def place(folder: str | None = None) -> Generator[Place]:
     try:
         yield Place(home)
     finally:
-        subprocess.run([sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"], capture_output=True, timeout=60, check=False)
+        subprocess.run(
+            [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -67,5 +72,7 @@ def docker_image() -> str | None:
     """The busybox image for the rows that want Docker, or None without an engine that has it."""
     if shutil.which("docker") is None:
         return None
-    seen = subprocess.run(["docker", "image", "inspect", "eos-test/busybox"], capture_output=True, timeout=30, check=False)
+    seen = subprocess.run(
+        ["docker", "image", "inspect", "eos-test/busybox"], capture_output=True, timeout=30, check=False
+    )
     return "eos-test/busybox" if seen.returncode == 0 else None

@@ -15,11 +15,15 @@ from benchmarks.place import Place, docker_image
 
 def run(argv: list[str], *, timeout_s: float = 60, stdin: str | None = None) -> str:
     """The standard output of a whole process that must succeed."""
-    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=True, input=stdin).stdout
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=timeout_s, check=True, input=stdin
+    ).stdout
 
 
 def exec_in_session(place: Place) -> Iterator[Row]:
-    """A random echo in a live session through the gateway, one connection a call; `docker exec` of the same in the same container."""
+    """A random echo in a live session through the gateway, one connection a call; `docker exec` of the same
+    in the same container.
+    """
     image = docker_image()
     for where in ("host", *([image] if image else [])):
         with place.sandbox(where) as sandbox:
@@ -27,7 +31,11 @@ def exec_in_session(place: Place) -> Iterator[Row]:
 
             def ours(tty: bool, sandbox: str = sandbox, session: str = session) -> None:
                 want = token()
-                got = place.ask("exec_command", {"cmd": f"echo {want}", "workspace_session_id": session, "tty": tty}, sandbox)
+                got = place.ask(
+                    "exec_command",
+                    {"cmd": f"echo {want}", "workspace_session_id": session, "tty": tty},
+                    sandbox,
+                )
                 check(got["output"], want)
 
             def engine(sandbox: str = sandbox) -> None:
@@ -46,11 +54,25 @@ def exec_in_session(place: Place) -> Iterator[Row]:
 
                 mine, other = in_turn([("eos", by_eos), beside], runs=100 if where == "host" else 40)
                 name = f"exec of a random echo, {'pty' if tty else 'pipes'}, {where}"
-                yield Row(name, mine, other, "<= 2.0 ms, p99 4; >= 20x docker exec", "the shell's own start, then JSON over three sockets")
-                if where != "host":  # the engine is still clearing up after its exec when ours begins: the same without one before each
+                yield Row(
+                    name,
+                    mine,
+                    other,
+                    "<= 2.0 ms, p99 4; >= 20x docker exec",
+                    "the shell's own start, then JSON over three sockets",
+                )
+                if (
+                    where != "host"
+                ):  # the engine is still clearing up after its exec when ours begins: the same without one before each  # noqa: E501
                     (alone,) = in_turn([("eos", by_eos)], runs=100)
                     takes = "the way through the engine's proxy of the port, then as on the machine"
-                    yield Row(f"{name}, docker exec not in turn", alone, other, "<= 2.0 ms, p99 4; >= 20x docker exec", takes)
+                    yield Row(
+                        f"{name}, docker exec not in turn",
+                        alone,
+                        other,
+                        "<= 2.0 ms, p99 4; >= 20x docker exec",
+                        takes,
+                    )
 
 
 def session_create(place: Place) -> Iterator[Row]:
@@ -70,7 +92,9 @@ def session_create(place: Place) -> Iterator[Row]:
             session: list[str] = []
 
             def create(session: list[str] = session) -> None:
-                session.append(str(place.ask("create_workspace_session", {}, sandbox)["workspace_session_id"]))
+                session.append(
+                    str(place.ask("create_workspace_session", {}, sandbox)["workspace_session_id"])
+                )
 
             def worktree_add(n: int = n) -> None:
                 run([*git, "worktree", "add", "-q", "--detach", str(Path(folder, f"w{n}"))])
@@ -83,7 +107,11 @@ def session_create(place: Place) -> Iterator[Row]:
                 beside.append(other)
         ours, worktree = Series("eos", tuple(made)), Series("git worktree add", tuple(beside))
         yield Row(
-            "create a session", ours, worktree, "<= 6 ms", "the overlay mount, the workspace moved into a runner that waits, hardening"
+            "create a session",
+            ours,
+            worktree,
+            "<= 6 ms",
+            "the overlay mount, the workspace moved into a runner that waits, hardening",
         )
 
 
@@ -110,7 +138,9 @@ def sync_folder(path: Path) -> None:
 
 
 def one_shot(place: Place) -> Iterator[Row]:
-    """exec without a session: create, run, publish one file, destroy; beside the loop that writes the same bytes durably."""
+    """exec without a session: create, run, publish one file, destroy; beside the loop that writes the same
+    bytes durably.
+    """
     folder = Path(tempfile.mkdtemp(prefix="loop", dir=place.home))
     image = docker_image()
     for where in ("host", *([image] if image else [])):
@@ -121,7 +151,10 @@ def one_shot(place: Place) -> Iterator[Row]:
                 got = place.ask("exec_command", {"cmd": f"echo {want} > out.txt; cat out.txt"}, sandbox)
                 check(got["output"], want)
 
-            mine, loop = in_turn([("eos", ours), ("write, fsync, rename", lambda: fsync_loop(folder, token() + "\n", 1))], runs=40)
+            mine, loop = in_turn(
+                [("eos", ours), ("write, fsync, rename", lambda: fsync_loop(folder, token() + "\n", 1))],
+                runs=40,
+            )
             yield Row(
                 f"one-shot exec that publishes one file, {where}",
                 mine,
@@ -154,7 +187,21 @@ def create_sandbox(place: Place) -> Iterator[Row]:
 
         def engine(name: str = name) -> None:
             want = token()
-            run(["docker", "run", "-d", "--init", "--name", name, "--label", "eos.bench=1", image, "sleep", "600"])
+            run(
+                [
+                    "docker",
+                    "run",
+                    "-d",
+                    "--init",
+                    "--name",
+                    name,
+                    "--label",
+                    "eos.bench=1",
+                    image,
+                    "sleep",
+                    "600",
+                ]
+            )
             check(run(["docker", "exec", name, "echo", want]), want)
 
         beside = timed(engine)
@@ -189,4 +236,10 @@ def cli_process(place: Place) -> Iterator[Row]:
         sides.append(("docker ps", lambda: run(["docker", "ps", "-q"])))
     figures = in_turn(sides, runs=21)
     for other in figures[1:]:
-        yield Row("sandbox-manager-cli list_sandboxes", figures[0], other, "<= 45 ms", "the interpreter's start and site")
+        yield Row(
+            "sandbox-manager-cli list_sandboxes",
+            figures[0],
+            other,
+            "<= 45 ms",
+            "the interpreter's start and site",
+        )

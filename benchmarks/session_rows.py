@@ -19,7 +19,9 @@ IDLE = (20, 200)
 
 
 def fifty(place: Place) -> Iterator[Row]:
-    """Fifty explicit sessions asked for at once, each then says something random; beside fifty plain shells at once."""
+    """Fifty explicit sessions asked for at once, each then says something random; beside fifty plain shells
+    at once.
+    """
     made: list[float] = []
     beside: list[float] = []
     with place.sandbox("host") as sandbox, concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
@@ -40,7 +42,12 @@ def fifty(place: Place) -> Iterator[Row]:
 
             ms, other = timed(all_of_them), timed(shells)
             want = token()
-            check(place.ask("exec_command", {"cmd": f"echo {want}", "workspace_session_id": sessions[-1]}, sandbox)["output"], want)
+            check(
+                place.ask(
+                    "exec_command", {"cmd": f"echo {want}", "workspace_session_id": sessions[-1]}, sandbox
+                )["output"],
+                want,
+            )
 
             def destroy(session: str) -> None:
                 place.ask("destroy_workspace_session", {"workspace_session_id": session}, sandbox)
@@ -50,7 +57,13 @@ def fifty(place: Place) -> Iterator[Row]:
                 made.append(ms)
                 beside.append(other)
     ours, other_side = Series("eos", tuple(made)), Series(f"{AT_ONCE} x sh", tuple(beside))
-    yield Row(f"create {AT_ONCE} sessions at once", ours, other_side, "<= 500 ms", "clones one after the other: pages copied, mounts")
+    yield Row(
+        f"create {AT_ONCE} sessions at once",
+        ours,
+        other_side,
+        "<= 500 ms",
+        "clones one after the other: pages copied, mounts",
+    )
 
 
 COMMANDS = 8
@@ -73,13 +86,20 @@ BWRAP = (
 
 
 def exec_at_once(place: Place) -> Iterator[Row]:
-    """Eight echoes at once in one session beside eight shells at once; where bwrap is installed, one echo beside one in a sandbox of bwrap's."""
+    """Eight echoes at once in one session beside eight shells at once; where bwrap is installed, one echo
+    beside one in a sandbox of bwrap's.
+    """
     with place.sandbox("host") as sandbox, concurrent.futures.ThreadPoolExecutor(COMMANDS) as pool:
         session = place.ask("create_workspace_session", {}, sandbox)["workspace_session_id"]
 
         def ours(want: str) -> None:
             check(
-                place.ask("exec_command", {"cmd": f"echo {want}", "workspace_session_id": session, "tty": False}, sandbox)["output"], want
+                place.ask(
+                    "exec_command",
+                    {"cmd": f"echo {want}", "workspace_session_id": session, "tty": False},
+                    sandbox,
+                )["output"],
+                want,
             )
 
         def shell(want: str) -> None:
@@ -89,10 +109,24 @@ def exec_at_once(place: Place) -> Iterator[Row]:
             return lambda: list(pool.map(of, [token() for _ in range(COMMANDS)])).clear()
 
         mine, other = in_turn([("eos", eight(ours)), (f"{COMMANDS} x sh", eight(shell))], runs=60)
-        yield Row(f"{COMMANDS} execs at once in one session", mine, other, "-", "eight shells on the processors that there are")
+        yield Row(
+            f"{COMMANDS} execs at once in one session",
+            mine,
+            other,
+            "-",
+            "eight shells on the processors that there are",
+        )
         if shutil.which(BWRAP[0]):
-            mine, other = in_turn([("eos", lambda: ours(token())), ("bwrap sh", lambda: wrapped(token()))], runs=100)
-            yield Row("exec of a random echo, pipes, beside bwrap", mine, other, "<= 2.0 ms", "the shell's own start, JSON over sockets")
+            mine, other = in_turn(
+                [("eos", lambda: ours(token())), ("bwrap sh", lambda: wrapped(token()))], runs=100
+            )
+            yield Row(
+                "exec of a random echo, pipes, beside bwrap",
+                mine,
+                other,
+                "<= 2.0 ms",
+                "the shell's own start, JSON over sockets",
+            )
 
 
 def wrapped(want: str) -> None:
@@ -119,16 +153,30 @@ def files(place: Place) -> Iterator[Row]:
     folder = Path(tempfile.mkdtemp(prefix="loop", dir=place.home))
     with place.sandbox("host") as sandbox:
         session = place.ask("create_workspace_session", {}, sandbox)["workspace_session_id"]
-        there: tuple[tuple[str, dict[str, str]], ...] = (("in a session", {"workspace_session_id": session}), ("on the head", {}))
+        there: tuple[tuple[str, dict[str, str]], ...] = (
+            ("in a session", {"workspace_session_id": session}),
+            ("on the head", {}),
+        )
         for where, args in there:
             file = File(place, sandbox, args)
             file.write()
-            reads, cat = in_turn([("eos", file.read), ("cat", lambda: run(["cat", "/proc/self/comm"]))], runs=60)
-            writes, loop = in_turn([("eos", file.write), ("write, fsync, rename", lambda: fsync_loop(folder, token(), 1))], runs=60)
+            reads, cat = in_turn(
+                [("eos", file.read), ("cat", lambda: run(["cat", "/proc/self/comm"]))], runs=60
+            )
+            writes, loop = in_turn(
+                [("eos", file.write), ("write, fsync, rename", lambda: fsync_loop(folder, token(), 1))],
+                runs=60,
+            )
             file.read()
             yield Row(f"file_read {where}", reads, cat, "no more than exec", "JSON over the sockets")
             goal = "no more than exec" if args else "<= 2x the loop + 1 ms"
-            yield Row(f"file_write {where}", writes, loop, goal, "JSON over the sockets" if args else "a publication with its syncs")
+            yield Row(
+                f"file_write {where}",
+                writes,
+                loop,
+                goal,
+                "JSON over the sockets" if args else "a publication with its syncs",
+            )
 
 
 def memory(place: Place) -> Iterator[Row]:
@@ -137,24 +185,52 @@ def memory(place: Place) -> Iterator[Row]:
         with place.sandbox("host") as sandbox:
             for _ in range(count):
                 place.ask("create_workspace_session", {}, sandbox)
-            agent = int(json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())["pid"])
+            agent = int(
+                json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())[
+                    "pid"
+                ]
+            )
             zygote = min(children_of(agent))
-            sessions = [pid for pid in children_of(zygote) if " - overlay " in Path(f"/proc/{pid}/mountinfo").read_text()]
+            sessions = [
+                pid
+                for pid in children_of(zygote)
+                if " - overlay " in Path(f"/proc/{pid}/mountinfo").read_text()
+            ]
             assert len(sessions) == count, sessions
             own = tuple(memory_of(pid, "Private_Clean", "Private_Dirty") / 1024 for pid in sessions)
             both = (memory_of(agent, "Pss") + memory_of(zygote, "Pss")) / 1024
-        pages = "stack, data and a buffer of init.c; without a compiler the pages that the interpreter writes to"
-        yield Row(f"memory of an idle session, {count} of them (USS)", Series("eos", own), None, "<= 0.4 MB", pages, "MB")
+        pages = (
+            "stack, data and a buffer of init.c; without a compiler the pages that the interpreter writes to"
+        )
         yield Row(
-            f"agent and zygote, {count} sessions (PSS)", Series("eos", (both,)), None, "<= 35 MB", "the interpreter and asyncio", "MB"
+            f"memory of an idle session, {count} of them (USS)",
+            Series("eos", own),
+            None,
+            "<= 0.4 MB",
+            pages,
+            "MB",
+        )
+        yield Row(
+            f"agent and zygote, {count} sessions (PSS)",
+            Series("eos", (both,)),
+            None,
+            "<= 35 MB",
+            "the interpreter and asyncio",
+            "MB",
         )
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
 
 
 def memory_of(pid: int, *fields: str) -> int:
     """The sum of these fields of smaps_rollup in KB."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE))
+    found = dict(
+        re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    )
     return sum(int(found[field]) for field in fields)

@@ -1,4 +1,6 @@
-"""Exports of many small files, each beside what one would do by hand: `cp -a`, `tar`, `tar | zstd`, each with its sync."""
+"""Exports of many small files, each beside what one would do by hand: `cp -a`, `tar`, `tar | zstd`, each with
+its sync.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,32 @@ class Cost(NamedTuple):
 
 
 def export(place: Place) -> Iterator[Row]:
-    """Each format in turn with its baseline; what was exported is compared by content. Processor time is that of agent and gateway together."""
+    """Each format in turn with its baseline; what was exported is compared by content. Processor time is that
+    of agent and gateway together.
+    """
     for count, runs in COUNTS.items():
         with place.sandbox("host", files=1) as sandbox:
             source = Path(tempfile.mkdtemp(prefix="source", dir=place.home))
             subprocess.run(["python3", "-c", FILL, str(count)], cwd=source, check=True, timeout=120)
-            again = f"python3 -c {shlex.quote(FILL)} {count}"  # sessions have a /tmp of their own, so that they may not see `source`
-            done = place.ask("exec_command", {"cmd": f"rm -r ./* && {again}", "yield_time_ms": 30_000}, sandbox)
+            # sessions have a /tmp of their own, so that they may not see `source`
+            again = f"python3 -c {shlex.quote(FILL)} {count}"
+            done = place.ask(
+                "exec_command", {"cmd": f"rm -r ./* && {again}", "yield_time_ms": 30_000}, sandbox
+            )
             until = time.monotonic() + FILL_S
             while done["status"] == "running" and time.monotonic() < until:
                 time.sleep(0.2)
-                done = place.ask("read_command_lines", {"command_session_id": done["command_session_id"]}, sandbox)
+                done = place.ask(
+                    "read_command_lines", {"command_session_id": done["command_session_id"]}, sandbox
+                )
             assert done["status"] == "ok", done
-            want = _digest({str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()})
+            want = _digest(
+                {
+                    str(path.relative_to(source)): path.read_bytes()
+                    for path in source.rglob("*")
+                    if path.is_file()
+                }
+            )
             ours: dict[str, list[Cost]] = {form: [] for form in FORMS}
             beside: dict[str, list[Cost]] = {form: [] for form in FORMS}
             for n in range(runs + 1):
@@ -69,7 +84,9 @@ def export(place: Place) -> Iterator[Row]:
                         lambda form=form, dest=dest, sandbox=sandbox: _export(place, sandbox, form, dest),
                         lambda sandbox=sandbox: _spent(_pids(place, sandbox)),
                     )
-                    by_hand = _cost(lambda form=form, source=source, copy=copy: _by_hand(form, source, copy), _children)
+                    by_hand = _cost(
+                        lambda form=form, source=source, copy=copy: _by_hand(form, source, copy), _children
+                    )
                     if n:  # the first round warms up both
                         ours[form].append(made)
                         beside[form].append(by_hand)
@@ -78,9 +95,19 @@ def export(place: Place) -> Iterator[Row]:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
         for form, title in FORMS.items():
             what = f"export of {count:,} small files, {form}"
-            yield Row(what, _wall("eos", ours[form]), _wall(title, beside[form]), GOAL, "the calls of the kernel for each file, and Python")
             yield Row(
-                f"{what}: processor", _processor("eos", ours[form]), _processor(title, beside[form]), "-", "agent and gateway run at once"
+                what,
+                _wall("eos", ours[form]),
+                _wall(title, beside[form]),
+                GOAL,
+                "the calls of the kernel for each file, and Python",
+            )
+            yield Row(
+                f"{what}: processor",
+                _processor("eos", ours[form]),
+                _processor(title, beside[form]),
+                "-",
+                "agent and gateway run at once",
             )
 
 
@@ -120,7 +147,11 @@ def _content(form: str, dest: Path) -> dict[str, bytes]:
             plain = dest.with_suffix(".plain")
             run(["zstd", "-q", "-d", str(dest), "-o", str(plain)])
         with tarfile.open(plain) as archive:
-            found = {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
+            found = {
+                member.name: file.read()
+                for member in archive
+                if (file := archive.extractfile(member)) is not None
+            }
         if plain != dest:
             plain.unlink()
     return {name: data for name, data in found.items() if name.startswith("d") and name.endswith(".txt")}
@@ -134,7 +165,9 @@ def _digest(files: dict[str, bytes]) -> str:
 
 
 def _pids(place: Place, sandbox: str) -> tuple[int, ...]:
-    agent = int(json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())["pid"])
+    agent = int(
+        json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())["pid"]
+    )
     return agent, int(Path(paths.pid_path()).read_text())
 
 

@@ -1,5 +1,7 @@
-"""The store by itself, above a base of 50,000 files: what publishing costs beside a loop that makes the same bytes durable, on few layers and on
-many; how long everybody else is kept out meanwhile; capture, opening, memory."""
+"""The store by itself, above a base of 50,000 files: what publishing costs beside a loop that makes the same
+bytes durable, on few layers and on many; how long everybody else is kept out meanwhile; capture, opening,
+memory.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Held:
         if self._depth == 1:
             self._since = time.perf_counter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._depth == 1:
             self.ms.append((time.perf_counter() - self._since) * 1000)
         self._depth -= 1
@@ -53,8 +57,9 @@ class Held:
 
 
 class Stack:
-    """A store that is written to without a mount: what an upperdir holds is put there by hand. As in an agent, a thread removes what was
-    thrown away, behind the answer."""
+    """A store that is written to without a mount: what an upperdir holds is put there by hand. As in an
+    agent, a thread removes what was thrown away, behind the answer.
+    """
 
     def __init__(self, folder: Path, files: int = 0) -> None:
         self.root = folder
@@ -100,7 +105,9 @@ class Stack:
 
 
 def publish(place: Place) -> Iterator[Row]:
-    """Session opened, files written, published, beside the loop; and the longest that each publish held the lock, beside one fsync."""
+    """Session opened, files written, published, beside the loop; and the longest that each publish held the
+    lock, beside one fsync.
+    """
     loops = Path(tempfile.mkdtemp(prefix="loop", dir=place.home))
     locks: list[Row] = []
     for layers in LAYERS:
@@ -118,12 +125,26 @@ def publish(place: Place) -> Iterator[Row]:
                     fsync_loop(loops, "x", 0)
 
                 beside = ("write, fsync, rename", lambda count=count: fsync_loop(loops, token(), count))
-                mine, loop, sync = in_turn([("eos", ours), beside, ("rename, fsync of two folders", one_fsync)], runs=runs, warm_up=1)
+                mine, loop, sync = in_turn(
+                    [("eos", ours), beside, ("rename, fsync of two folders", one_fsync)], runs=runs, warm_up=1
+                )
                 files = f"{count} small file{'s' if count > 1 else ''}, {start} to {start + runs} layers"
-                what = "opening the session, writing, one commit of the journal" if count < 100 else "hashing and writing out each file"
+                what = (
+                    "opening the session, writing, one commit of the journal"
+                    if count < 100
+                    else "hashing and writing out each file"
+                )
                 yield Row(f"publish of {files}", mine, loop, "<= 2x the loop", what)
                 held = Series("eos", tuple(stack.longest[-runs:]))
-                locks.append(Row(f"lock held, {files}", held, sync, "bookkeeping and one fsync", "the fsync of the manifest's folder"))
+                locks.append(
+                    Row(
+                        f"lock held, {files}",
+                        held,
+                        sync,
+                        "bookkeeping and one fsync",
+                        "the fsync of the manifest's folder",
+                    )
+                )
         finally:
             stack.close()
             shutil.rmtree(stack.root)
@@ -147,7 +168,9 @@ def open_store(place: Place) -> Iterator[Row]:
                 hashlib.sha256(path.read_bytes()).digest()
 
     ours, other = in_turn([("eos", opened), ("read and SHA-256 of the same files", read)], runs=11)
-    yield Row(f"open of a store with {OPENED_LAYERS} layers", ours, other, "<= 200 ms", "reading 1,800 small files")
+    yield Row(
+        f"open of a store with {OPENED_LAYERS} layers", ours, other, "<= 200 ms", "reading 1,800 small files"
+    )
 
 
 LOOK = """
@@ -169,20 +192,34 @@ print(bare, imported, peak())
 
 
 def memory(place: Place) -> Iterator[Row]:
-    """What a process that opens a store of 300 layers on 50,000 files, looks at 7,000 of them and publishes has in memory at its peak."""
+    """What a process that opens a store of 300 layers on 50,000 files, looks at 7,000 of them and publishes
+    has in memory at its peak.
+    """
     stack = Stack(Path(tempfile.mkdtemp(prefix="stack", dir=place.home)), BASE_FILES)
     while len(stack.store.head.layers) < LAYERS[-1]:
         stack.publish(10)
     stack.close()
-    figures = [[float(word) for word in run([sys.executable, "-c", LOOK, str(stack.root)]).split()] for _ in range(5)]
-    whole, bare = Series("eos", tuple(row[2] for row in figures)), Series("python -c pass", tuple(row[0] for row in figures))
+    figures = [
+        [float(word) for word in run([sys.executable, "-c", LOOK, str(stack.root)]).split()] for _ in range(5)
+    ]
+    whole, bare = (
+        Series("eos", tuple(row[2] for row in figures)),
+        Series("python -c pass", tuple(row[0] for row in figures)),
+    )
     yield Row(
-        f"peak memory with {BASE_FILES:,} files, {LAYERS[-1]} layers", whole, bare, "-", "modules, then the indexes of the layers", "MB"
+        f"peak memory with {BASE_FILES:,} files, {LAYERS[-1]} layers",
+        whole,
+        bare,
+        "-",
+        "modules, then the indexes of the layers",
+        "MB",
     )
 
 
 def capture(place: Place) -> Iterator[Row]:
-    """Sealing and indexing an upperdir of 10,000 changed files, half of them copied up from the base, beside `cp -a` of it."""
+    """Sealing and indexing an upperdir of 10,000 changed files, half of them copied up from the base, beside
+    `cp -a` of it.
+    """
     stack = Stack(Path(tempfile.mkdtemp(prefix="stack", dir=place.home)), BASE_FILES)
     ours: list[float] = []
     beside: list[float] = []
@@ -201,7 +238,10 @@ def capture(place: Place) -> Iterator[Row]:
         found: list[int] = []
 
         def captured(upper_dir: str = upper.upperdir, found: list[int] = found) -> None:
-            tree, chain = DiskTree(upper_dir, stack.store.form, aside=stack.store.scrap.path), stack.store.snapshot().chain
+            tree, chain = (
+                DiskTree(upper_dir, stack.store.form, aside=stack.store.scrap.path),
+                stack.store.snapshot().chain,
+            )
             seal(tree, chain)
             found.append(len(build(tree, chain).changed))
 

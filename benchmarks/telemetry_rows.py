@@ -23,13 +23,20 @@ BLOCKS, PER_BLOCK = 30, 60
 
 
 def telemetry(place: Place) -> Iterator[Row]:
-    """An exec of a random echo over a kept connection to the agent itself: nothing else takes time that could hide it."""
+    """An exec of a random echo over a kept connection to the agent itself: nothing else takes time that could
+    hide it.
+    """
     with agent(place.home, enabled=True) as traced, agent(place.home, enabled=False) as silent:
         for tty in (True, False):
-            sides = [("traced", lambda tty=tty: traced.echo(tty)), ("not traced", lambda tty=tty: silent.echo(tty))]
+            sides = [
+                ("traced", lambda tty=tty: traced.echo(tty)),
+                ("not traced", lambda tty=tty: silent.echo(tty)),
+            ]
             ours, beside = in_turn(sides, runs=RUNS, warm_up=50)
             what = f"exec of a random echo at the agent, {'pty' if tty else 'pipes'}"
-            yield Row(what, ours, beside, "<= 1.02x", "three spans, encoded and written a moment later by a thread")
+            yield Row(
+                what, ours, beside, "<= 1.02x", "three spans, encoded and written a moment later by a thread"
+            )
         yield processor_time(traced, silent)
 
 
@@ -45,8 +52,16 @@ def processor_time(traced: Agent, silent: Agent) -> Row:
             now = one.processor_ms()
             series.append((now - begun[one]) / PER_BLOCK)
             begun[one] = now
-    ours, beside = (Series(name, tuple(spent[one])) for name, one in (("traced", traced), ("not traced", silent)))
-    return Row("processor time of the agent per exec", ours, beside, "2 % of the exec's time more", "as above, and samples every 2 s")
+    ours, beside = (
+        Series(name, tuple(spent[one])) for name, one in (("traced", traced), ("not traced", silent))
+    )
+    return Row(
+        "processor time of the agent per exec",
+        ours,
+        beside,
+        "2 % of the exec's time more",
+        "as above, and samples every 2 s",
+    )
 
 
 class Agent:
@@ -60,7 +75,9 @@ class Agent:
         self._session = self.ask("create_workspace_session", {})["workspace_session_id"]
 
     def ask(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        line = encode_request(op, args, request_id=new_request_id(), sandbox_id=SANDBOX, **{KEEP_ALIVE_KEY: True})
+        line = encode_request(
+            op, args, request_id=new_request_id(), sandbox_id=SANDBOX, **{KEEP_ALIVE_KEY: True}
+        )
         self._socket.sendall(line)
         answer: dict[str, Any] = json.loads(self._file.readline())
         if "error" in answer:
@@ -74,7 +91,12 @@ class Agent:
 
     def echo(self, tty: bool) -> None:
         want = token()
-        check(self.ask("exec_command", {"cmd": f"echo {want}", "workspace_session_id": self._session, "tty": tty})["output"], want)
+        check(
+            self.ask(
+                "exec_command", {"cmd": f"echo {want}", "workspace_session_id": self._session, "tty": tty}
+            )["output"],
+            want,
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -90,16 +112,34 @@ def agent(home: Path, *, enabled: bool) -> Generator[Agent]:
         path.mkdir(parents=True)
     fill(base, 3)
     (folder / "token").write_text(token() + "\n")
-    texts = {"workspace_root": "ws", "layer_stack_root": "st", "scratch_root": "scratch", "runtime_dir": "run", "base_dir": "base"}
-    texts |= {"token_file": "token", "socket_path": "run/s", "pid_path": "run/pid", "endpoint_path": "run/endpoint.json"}
+    texts = {
+        "workspace_root": "ws",
+        "layer_stack_root": "st",
+        "scratch_root": "scratch",
+        "runtime_dir": "run",
+        "base_dir": "base",
+    }
+    texts |= {
+        "token_file": "token",
+        "socket_path": "run/s",
+        "pid_path": "run/pid",
+        "endpoint_path": "run/endpoint.json",
+    }
     settings: dict[str, Any] = {name: str(folder / text) for name, text in texts.items()}
-    settings |= {"format": 1, "sandbox_id": SANDBOX, "provider": "local", "base_root_hash": hashlib.sha256(b"").hexdigest()}
+    settings |= {
+        "format": 1,
+        "sandbox_id": SANDBOX,
+        "provider": "local",
+        "base_root_hash": hashlib.sha256(b"").hexdigest(),
+    }
     settings |= {"tcp_host": "127.0.0.1", "tcp_port": 0, "http_host": "127.0.0.1", "http_port": 0}
     settings |= {"private_dirs": [str(folder / name) for name in ("st", "scratch", "run", "base")]}
     settings["config"] = {"observability": {"enabled": enabled}}
     (folder / "agent.json").write_text(json.dumps(settings))
     process = subprocess.Popen(
-        [sys.executable, "-m", "eos_agent", "serve", "--settings", str(folder / "agent.json")], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "eos_agent", "serve", "--settings", str(folder / "agent.json")],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
     try:

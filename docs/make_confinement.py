@@ -1,7 +1,9 @@
-"""Write docs/confinement.md: `python docs/make_confinement.py`, as root, on a machine with an engine, user namespaces and musl-gcc.
+"""Write docs/confinement.md: `python docs/make_confinement.py`, as root, on a machine with an engine, user
+namespaces and musl-gcc.
 
-It tries the table of tests/eos_agent/escapes.py in each kind of session, that of tests/end_to_end/guards.py on sandboxes of each provider, and writes
-down what came out. A test compares names, columns and results with the tables; others try it all again.
+It tries the table of tests/eos_agent/escapes.py in each kind of session, that of tests/end_to_end/guards.py
+on sandboxes of each provider, and writes down what came out. A test compares names, columns and results with
+the tables; others try it all again.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ NOT_TRIED = "–"
 SECTIONS: dict[str, tuple[str, Mapping[str, Row]]] = {
     "Calls": ("System calls that a session is refused.", escapes.CALLS),
     "Ways out": (
-        "Each is tried on the real thing: a store with layers, the agent's own token, socket and port, another session with a secret in its "
-        "environment, files and servers, an abstract socket of the machine. `open` is by design, for the reason in the last column.",
+        "Each is tried on the real thing: a store with layers, the agent's own token, socket and port, "
+        "another session with a secret in its "
+        "environment, files and servers, an abstract socket of the machine. `open` is by design, for the "
+        "reason in the last column.",
         escapes.ESCAPES,
     ),
     "What must work": ("Confinement that breaks ordinary programs would be switched off.", escapes.ALLOWED),
@@ -71,7 +75,7 @@ latest about a second after the note. During this second they can read them; a p
 has opened and its working directory, and a folder that contains the session's own workspace is not hidden from it
 (the agent's log says `neighbours_uncovered`). To avoid this second, start the second gateway first, or name its
 folder in `hidden_paths`.
-"""
+"""  # noqa: E501
 
 
 def cell(row: Row, kind: str, found: str) -> str:
@@ -95,8 +99,15 @@ def _prose(text: str) -> str:
 
 
 def _lines(results: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    counts = {"calls": len(escapes.CALLS), "ways": len(escapes.ESCAPES), "works": len(escapes.ALLOWED), "guards": len(guards.ROWS)}
-    yield "\n\n".join(map(_prose, HEAD.format(kinds=len(escapes.KINDS), not_tried=NOT_TRIED, **counts).split("\n\n")))
+    counts = {
+        "calls": len(escapes.CALLS),
+        "ways": len(escapes.ESCAPES),
+        "works": len(escapes.ALLOWED),
+        "guards": len(guards.ROWS),
+    }
+    yield "\n\n".join(
+        map(_prose, HEAD.format(kinds=len(escapes.KINDS), not_tried=NOT_TRIED, **counts).split("\n\n"))
+    )
     for title, (said, rows) in SECTIONS.items():
         yield f"## {title}\n\n{_prose(said)}\n"
         yield f"| | ✓ | {' | '.join(escapes.KINDS.values())} | why |"
@@ -113,7 +124,10 @@ def _lines(results: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         yield f"|---|{'---|' * len(guards.PROVIDERS)}---|"
         for name, guard in guards.ROWS.items():
             if guard.group == group:
-                words = [results[kind].get(name, NOT_TRIED) if kind in guard.providers else NOT_TRIED for kind in guards.PROVIDERS]
+                words = [
+                    results[kind].get(name, NOT_TRIED) if kind in guard.providers else NOT_TRIED
+                    for kind in guards.PROVIDERS
+                ]
                 yield f"| {name} | {' | '.join(words)} | {guard.why} |"
         yield ""
 
@@ -134,14 +148,18 @@ def tried() -> dict[str, dict[str, str]]:
     from tests.end_to_end.manager_fixture import hosting, records
     from tests.eos_agent import confined
 
-    results: dict[str, dict[str, str]] = {kind: confined.findings(kind).forked for kind in escapes.KINDS if kind in confined.OF_BOXES}
+    results: dict[str, dict[str, str]] = {
+        kind: confined.findings(kind).forked for kind in escapes.KINDS if kind in confined.OF_BOXES
+    }
     top = make_short_dir("eos-c-")
     os.environ.update(EOS_STATE_DIR=f"{top}/s", EOS_SHARED_BASE_CACHE=f"{top}/bases")
     os.mkdir(f"{top}/w")
     test_docker_confinement.carry(f"{top}/w")
 
     async def guarded(provider: str, image: str, yaml: str | None = None) -> dict[str, str]:
-        async with hosting(f"{top}/{provider}", backend=provider, instance_id=f"guards-{os.getpid()}", yaml=yaml) as host:
+        async with hosting(
+            f"{top}/{provider}", backend=provider, instance_id=f"guards-{os.getpid()}", yaml=yaml
+        ) as host:
             return await guards.findings(host, provider, image, f"{top}/w")
 
     async def in_docker() -> dict[str, list[dict[str, str]]]:
@@ -155,7 +173,10 @@ def tried() -> dict[str, dict[str, str]]:
         results |= {kind: tries[0] for kind, tries in asyncio.run(in_docker()).items()}
         with open(f"{top}/local.yml", "w") as file:
             file.write("manager:\n  local_daemon:\n    resource_profile: standard\n")
-        for provider, where in (("docker", {"image": images.ensure("debian")}), ("local", {"image": "host", "yaml": f"{top}/local.yml"})):
+        for provider, where in (
+            ("docker", {"image": images.ensure("debian")}),
+            ("local", {"image": "host", "yaml": f"{top}/local.yml"}),
+        ):
             guarding = asyncio.run(guarded(provider, **where))
             if bad := guards.wrong(provider, guarding):
                 raise SystemExit(f"{provider}: {bad}")

@@ -1,4 +1,6 @@
-"""Write docs/operations.md from the catalog: `python docs/make_operations.py`. A test compares the file with what this gives."""
+"""Write docs/operations.md from the catalog: `python docs/make_operations.py`. A test compares the file with
+what this gives.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from eos_agent.wire.operation import ANSWER_S, Argument, Operation, ResultField
 from eos_mcp import catalog
 
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "operations.md")
-PROGRAMS = {"manager": "sandbox-manager-cli", "runtime": "sandbox-runtime-cli", "observability": "sandbox-observability-cli"}
+PROGRAMS = {
+    "manager": "sandbox-manager-cli",
+    "runtime": "sandbox-runtime-cli",
+    "observability": "sandbox-observability-cli",
+}
 HEAD = """\
 # Operations
 
@@ -21,7 +27,7 @@ The command-line programs, the MCP tools, their help and the checks of arguments
 this page. `help NAME` of a program shows the same with examples. **+** marks an addition to the interface of
 the reference (`gateway.results: contract` drops such result keys). Any key of a result may be absent. Errors:
 [protocol.md](protocol.md#errors).
-"""
+"""  # noqa: E501
 
 
 def page() -> str:
@@ -30,13 +36,22 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "\n\n".join(part if part.startswith(("#", "<!--")) else _prose(part.replace("\n", " ")) for part in HEAD.split("\n\n")) + "\n"
+    yield (
+        "\n\n".join(
+            part if part.startswith(("#", "<!--")) else _prose(part.replace("\n", " "))
+            for part in HEAD.split("\n\n")
+        )
+        + "\n"
+    )
     yield "| operation | summary | MCP sets | effect |"
     yield "|---|---|---|---|"
     for operations in catalog.DOMAINS.values():
         for operation in operations:
             sets = ", ".join(name for name in operation.sets if name != "all")
-            yield f"| [{operation.name}](#{operation.name}){_plus(operation.ours)} | {_cell(operation.summary)} | {sets} | {_effect(operation)} |"
+            yield (
+                f"| [{operation.name}](#{operation.name}){_plus(operation.ours)} | "
+                f"{_cell(operation.summary)} | {sets} | {_effect(operation)} |"
+            )
     shared = _shared_results(operation for operations in catalog.DOMAINS.values() for operation in operations)
     for domain, operations in catalog.DOMAINS.items():
         yield f"\n## {domain.capitalize()} operations\n\n`{PROGRAMS[domain]}`"
@@ -48,7 +63,9 @@ def _lines() -> Iterator[str]:
     yield ""
 
 
-def _operation(operation: Operation, shared: dict[tuple[ResultField, ...], tuple[str, list[str]]]) -> Iterator[str]:
+def _operation(
+    operation: Operation, shared: dict[tuple[ResultField, ...], tuple[str, list[str]]]
+) -> Iterator[str]:
     yield f"\n### {operation.name}\n"
     yield _prose(operation.description)
     yield f"\nScope: {operation.scope}. {_waits(operation)}"
@@ -119,7 +136,9 @@ def _effect(operation: Operation) -> str:
 
 def _prose(text: str) -> str:
     """Paragraphs in lines of at most 110 characters."""
-    return "\n".join(textwrap.fill(line, 110, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join(
+        textwrap.fill(line, 110, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")
+    )
 
 
 def _plus(ours: bool) -> str:

@@ -1,7 +1,8 @@
 """Write docs/pictures/*.svg: `python docs/make_pictures.py`. A test compares the files with what this gives.
 
-Standard library only, and the same bytes on each machine: positions are computed from the texts below, which are what to
-change. The picture of the import levels is read from the imports of the sources and from tests/levels.py.
+Standard library only, and the same bytes on each machine: positions are computed from the texts below, which
+are what to change. The picture of the import levels is read from the imports of the sources and from
+tests/levels.py.
 """
 
 from __future__ import annotations
@@ -40,19 +41,36 @@ class Picture:
         self.title, self.width, self.height = title, width, height
         self.shapes: list[str] = []
 
-    def box(self, x: int, y: int, width: int, height: int, kind: str, lines: Sequence[str], *, top: bool = False) -> None:
+    def box(
+        self, x: int, y: int, width: int, height: int, kind: str, lines: Sequence[str], *, top: bool = False
+    ) -> None:
         """A rectangle with centred lines, the first one bold; `top`: the text begins at the upper edge."""
         fill, border = COLOURS[kind]
-        self.shapes.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" stroke="{border}"/>')
+        self.shapes.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" '
+            f'stroke="{border}"/>'
+        )
         first = y + LINE if top else y + (height - LINE * len(lines)) // 2 + 13
         for n, line in enumerate(lines):
             self.text(x + width // 2, first + n * LINE, line, anchor="middle", bold=n == 0)
 
-    def text(self, x: int, y: int, line: str, *, anchor: str = "start", bold: bool = False, size: int = FONT, turn: int = 0) -> None:
+    def text(
+        self,
+        x: int,
+        y: int,
+        line: str,
+        *,
+        anchor: str = "start",
+        bold: bool = False,
+        size: int = FONT,
+        turn: int = 0,
+    ) -> None:
         weight = ' font-weight="bold"' if bold else ""
         turned = f' transform="rotate({turn} {x} {y})"' if turn else ""
         sized = f' font-size="{size}"' if size != FONT else ""
-        self.shapes.append(f'<text x="{x}" y="{y}" text-anchor="{anchor}"{weight}{sized}{turned}>{escape(line)}</text>')
+        self.shapes.append(
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}"{weight}{sized}{turned}>{escape(line)}</text>'
+        )
 
     def arrow(
         self,
@@ -63,27 +81,35 @@ class Picture:
         both: bool = False,
         anchor: str = "middle",
     ) -> None:
-        """A line through `points` with a head at its end, and lines of text from `at` (by default the middle of its first piece)."""
+        """A line through `points` with a head at its end, and lines of text from `at` (by default the middle
+        of its first piece).
+        """
         path = " ".join(f"{x},{y}" for x, y in points)
         start = ' marker-start="url(#back)"' if both else ""
-        self.shapes.append(f'<polyline points="{path}" fill="none" stroke="#444444" marker-end="url(#head)"{start}/>')
+        self.shapes.append(
+            f'<polyline points="{path}" fill="none" stroke="#444444" marker-end="url(#head)"{start}/>'
+        )
         (x1, y1), (x2, y2) = points[0], points[1]
         x, y = at or ((x1 + x2) // 2, (y1 + y2) // 2 - 5)
         for n, line in enumerate(label):
             self.text(x, y + n * 15, line, anchor=anchor, size=12)
 
     def cell(self, x: int, y: int, width: int, height: int, fill: str) -> None:
-        self.shapes.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{fill}" stroke="#cccccc"/>')
+        self.shapes.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{fill}" stroke="#cccccc"/>'
+        )
 
     def svg(self) -> str:
         heads = "".join(
-            f'<marker id="{name}" viewBox="0 0 10 10" refX="{at}" refY="5" markerWidth="8" markerHeight="8" orient="auto">'
+            f'<marker id="{name}" viewBox="0 0 10 10" refX="{at}" refY="5" markerWidth="8" markerHeight="8" '
+            f'orient="auto">'
             f'<path d="{path}" fill="#444444"/></marker>'
             for name, at, path in (("head", 9, "M0,0 L10,5 L0,10 z"), ("back", 1, "M10,0 L0,5 L10,10 z"))
         )
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}" '
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
+                f'width="{self.width}" height="{self.height}" '
                 f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT}" role="img">',
                 f"<title>{escape(self.title)}</title>",
                 f"<defs>{heads}</defs>",
@@ -101,7 +127,11 @@ def overview() -> Picture:
     p.box(20, 120, 150, 72, "files", ["your project", "on the host;", "never written to"])
     p.box(240, 20, 320, 290, "zone", ["sandbox: one stack of layers"], top=True)
     for n, (title, line) in enumerate(
-        (("version 3, the head", "published by A"), ("version 2", "published by B"), ("version 1", "the base: the copied project"))
+        (
+            ("version 3, the head", "published by A"),
+            ("version 2", "published by B"),
+            ("version 1", "the base: the copied project"),
+        )
     ):
         p.box(270, 60 + n * 66, 260, 52, "state", [title, line])
     p.text(400, 276, "layers are immutable; overlayfs shows a", anchor="middle", size=12)
@@ -131,7 +161,13 @@ def processes() -> Picture:
     p.box(30, 170, 180, 72, "process", ["command line", "eos, sandbox-*-cli", "a process for each call"])
     p.box(250, 280, 180, 90, "process", ["gateway", "one for each user:", "router, manager,", "providers"])
     p.arrow([(340, 106), (340, 280)], ["one JSON line", "each way"], (348, 180), both=True, anchor="start")
-    p.arrow([(120, 242), (120, 325), (250, 325)], ["unix socket, or", "TCP; token"], (128, 290), both=True, anchor="start")
+    p.arrow(
+        [(120, 242), (120, 325), (250, 325)],
+        ["unix socket, or", "TCP; token"],
+        (128, 290),
+        both=True,
+        anchor="start",
+    )
     p.box(
         30,
         430,
@@ -147,11 +183,22 @@ def processes() -> Picture:
     )
     p.arrow([(340, 370), (340, 430)])
     p.box(540, 280, 150, 90, "process", ["agent", "asyncio; alone", "opens the store;", "reads terminals"])
-    p.arrow([(430, 325), (540, 325)], ["unix socket or", "127.0.0.1; both", "ends prove who", "they are"], (486, 256), both=True)
+    p.arrow(
+        [(430, 325), (540, 325)],
+        ["unix socket or", "127.0.0.1; both", "ends prove who", "they are"],
+        (486, 256),
+        both=True,
+    )
     p.box(540, 430, 150, 96, "files", ["store", "layers, manifests,", "sessions, drafts"])
     p.arrow([(615, 370), (615, 430)])
     p.box(540, 60, 150, 72, "process", ["zygote", "one thread: forks", "and reaps"])
-    p.arrow([(615, 280), (615, 132)], ["socket pair:", "frames and", "descriptors"], (622, 196), both=True, anchor="start")
+    p.arrow(
+        [(615, 280), (615, 132)],
+        ["socket pair:", "frames and", "descriptors"],
+        (622, 196),
+        both=True,
+        anchor="start",
+    )
     p.box(760, 60, 190, 72, "process", ["init of session A", "pid 1: mounts, limits,", "spawns and reaps"])
     p.arrow([(690, 96), (760, 96)], ["clone"], (725, 90))
     p.box(760, 170, 190, 56, "process", ["commands of A", "terminal or pipes"])
@@ -162,13 +209,22 @@ def processes() -> Picture:
     p.text(742, 250, "socket pair", size=12, turn=-90)
     p.box(760, 370, 190, 40, "process", ["commands of B"])
     p.arrow([(855, 336), (855, 370)])
-    p.box(760, 450, 190, 76, "process", ["helper", "file operations in a", "session: a fork of the", "zygote, on demand"])
+    p.box(
+        760,
+        450,
+        190,
+        76,
+        "process",
+        ["helper", "file operations in a", "session: a fork of the", "zygote, on demand"],
+    )
     p.arrow([(675, 370), (675, 400), (740, 400), (740, 488), (760, 488)], (), both=True)
     return p
 
 
 class Row(NamedTuple):
-    """One place of the store, and the letters of what happens to it: w written, d deleted, r renamed in, by column."""
+    """One place of the store, and the letters of what happens to it: w written, d deleted, r renamed in, by
+    column.
+    """
 
     path: str
     what: str
@@ -179,16 +235,42 @@ STORE_COLUMNS = ("create", "session", "publish", "draft", "squash", "pin", "open
 STORE = (
     Row("workspace.json", "workspace, base, namespace of the overlay's xattrs", {"create": "w"}),
     Row("base/B000001-base/", "the copied workspace, read-only, a mount of its own", {"create": "w"}),
-    Row("manifest.json", "the head: its version and its layers, newest first", {"create": "w", "publish": "w", "squash": "w"}),
-    Row("manifests/VERSION.json", "each version that can be opened", {"create": "w", "publish": "w", "squash": "wd", "open": "d"}),
-    Row("layers/ID/", "one immutable tree each: L published, S squashed", {"publish": "w", "squash": "wd", "open": "d"}),
-    Row(".layer-metadata/ID.*", "owner, sizes, digest, index of paths, blame", {"publish": "w", "squash": "wd", "open": "d"}),
     Row(
-        "sessions/ID/", "upperdir and workdir of a live session, session.json", {"session": "wd", "publish": "d", "draft": "d", "open": "d"}
+        "manifest.json",
+        "the head: its version and its layers, newest first",
+        {"create": "w", "publish": "w", "squash": "w"},
     ),
-    Row("drafts/ID/", "work that was not published: draft.json, layer/", {"draft": "wd", "publish": "d", "squash": "w", "open": "w"}),
+    Row(
+        "manifests/VERSION.json",
+        "each version that can be opened",
+        {"create": "w", "publish": "w", "squash": "wd", "open": "d"},
+    ),
+    Row(
+        "layers/ID/",
+        "one immutable tree each: L published, S squashed",
+        {"publish": "w", "squash": "wd", "open": "d"},
+    ),
+    Row(
+        ".layer-metadata/ID.*",
+        "owner, sizes, digest, index of paths, blame",
+        {"publish": "w", "squash": "wd", "open": "d"},
+    ),
+    Row(
+        "sessions/ID/",
+        "upperdir and workdir of a live session, session.json",
+        {"session": "wd", "publish": "d", "draft": "d", "open": "d"},
+    ),
+    Row(
+        "drafts/ID/",
+        "work that was not published: draft.json, layer/",
+        {"draft": "wd", "publish": "d", "squash": "w", "open": "w"},
+    ),
     Row("pins/VERSION.json", "a version that a squash must not close", {"pin": "wd"}),
-    Row("staging/", "on its way in or out by rename; empty at rest", {"publish": "wd", "draft": "wd", "squash": "wd", "open": "d"}),
+    Row(
+        "staging/",
+        "on its way in or out by rename; empty at rest",
+        {"publish": "wd", "draft": "wd", "squash": "wd", "open": "d"},
+    ),
     Row(".storage-writer.lock", "flock: one process has the store open", {"create": "w", "open": "w"}),
 )
 
@@ -196,7 +278,11 @@ STORE = (
 def store() -> Picture:
     """The store on disk: what each operation writes and deletes."""
     left, top, row, column = 560, 60, 30, 66
-    p = Picture("The store on disk, and what writes what", left + column * len(STORE_COLUMNS) + 20, top + row * len(STORE) + 60)
+    p = Picture(
+        "The store on disk, and what writes what",
+        left + column * len(STORE_COLUMNS) + 20,
+        top + row * len(STORE) + 60,
+    )
     for n, name in enumerate(STORE_COLUMNS):
         p.text(left + n * column + column // 2, top - 12, name, anchor="middle", bold=True)
     for y, entry in ((top + k * row, entry) for k, entry in enumerate(STORE)):
@@ -204,14 +290,35 @@ def store() -> Picture:
         p.text(200, y + 20, entry.what)
         for n, name in enumerate(STORE_COLUMNS):
             marks = entry.marks.get(name, "")
-            p.cell(left + n * column, y, column, row, {"": "#ffffff", "w": "#cfe5cf", "d": "#f6d5d0", "wd": "#f3e7c3"}[marks])
+            p.cell(
+                left + n * column,
+                y,
+                column,
+                row,
+                {"": "#ffffff", "w": "#cfe5cf", "d": "#f6d5d0", "wd": "#f3e7c3"}[marks],
+            )
             words = " ".join({"w": "write", "d": "delete"}[mark] for mark in marks)
-            p.text(left + n * column + column // 2, y + 19, "both" if marks == "wd" else words, anchor="middle", size=12)
+            p.text(
+                left + n * column + column // 2,
+                y + 19,
+                "both" if marks == "wd" else words,
+                anchor="middle",
+                size=12,
+            )
     below = top + row * len(STORE) + 26
     p.text(
-        14, below, "Everything is written under another name, synced and renamed in; the rename of manifest.json is the commit.", size=12
+        14,
+        below,
+        "Everything is written under another name, synced and renamed in; the rename of manifest.json is "
+        "the commit.",
+        size=12,
     )
-    p.text(14, below + 18, "open: what a crash left is swept, and the work of dead sessions becomes drafts.", size=12)
+    p.text(
+        14,
+        below + 18,
+        "open: what a crash left is swept, and the work of dead sessions becomes drafts.",
+        size=12,
+    )
     return p
 
 
@@ -234,7 +341,12 @@ def session() -> Picture:
     p.arrow([(90, 242), (90, 330)], ["no conflict"], (84, 290), anchor="end")
     p.arrow([(330, 242), (330, 358), (220, 358)], ["publish"], (322, 300), anchor="end")
     p.box(300, 470, 200, 72, "work", ["draft", "work that is kept; leases", "its base"])
-    p.arrow([(160, 242), (160, 300), (270, 300), (270, 490), (300, 490)], ["conflict, or cancelled"], (262, 420), anchor="end")
+    p.arrow(
+        [(160, 242), (160, 300), (270, 300), (270, 490), (300, 490)],
+        ["conflict, or cancelled"],
+        (262, 420),
+        anchor="end",
+    )
     p.arrow([(400, 470), (400, 242)], ["create with draft_id"], (394, 400), anchor="end")
     p.box(600, 330, 170, 56, "work", ["expired", "unused for its ttl_s"])
     p.box(790, 330, 170, 72, "work", ["lost", "its init, or the", "agent, was killed"])
@@ -242,7 +354,14 @@ def session() -> Picture:
     p.arrow([(440, 242), (440, 270), (875, 270), (875, 330)], ["killed (implicit sessions too)"], (770, 264))
     p.arrow([(685, 386), (685, 490), (500, 490)], ["had changes"], (610, 484))
     p.arrow([(830, 402), (830, 440), (450, 440), (450, 470)], ["recovered"], (760, 434))
-    p.box(790, 470, 170, 90, "work", ["quarantined", "recovery failed twice;", "destroy_workspace_", "session gives it up"])
+    p.box(
+        790,
+        470,
+        170,
+        90,
+        "work",
+        ["quarantined", "recovery failed twice;", "destroy_workspace_", "session gives it up"],
+    )
     p.arrow([(920, 402), (920, 470)])
     p.arrow([(790, 535), (500, 535)], ["recover_workspace_session"], (640, 551))
     p.box(600, 40, 360, 56, "end", ["discarded", "destroy_workspace_session, discard_draft"])
@@ -250,7 +369,8 @@ def session() -> Picture:
     p.text(
         30,
         590,
-        "A session leases the version that it started from. Nothing that a session wrote is deleted without a call that says so.",
+        "A session leases the version that it started from. Nothing that a session wrote is deleted without "
+        "a call that says so.",
         size=12,
     )
     return p
@@ -293,27 +413,42 @@ MERGE_COLOURS = {"ours": "#e3ecfa", "head": "#eeeeee", "merge": "#cfe5cf", "conf
 def merge() -> Picture:
     """What a publish does with a path, by what base, ours and head have there."""
     widths, row, top = (150, 190, 190, 330), 28, 40
-    p = Picture("What a publication does with one path: base, ours, head", sum(widths) + 20, top + row * len(MERGES) + 84)
+    p = Picture(
+        "What a publication does with one path: base, ours, head",
+        sum(widths) + 20,
+        top + row * len(MERGES) + 84,
+    )
     for n, name in enumerate(("base", "ours", "head", "result")):
         p.text(16 + sum(widths[:n]), top - 14, name, bold=True)
     for k, entry in enumerate(MERGES):
         for n, word in enumerate(entry[:4]):
-            p.cell(10 + sum(widths[:n]), top + k * row, widths[n], row, MERGE_COLOURS[entry.kind] if n == 3 else "#ffffff")
+            p.cell(
+                10 + sum(widths[:n]),
+                top + k * row,
+                widths[n],
+                row,
+                MERGE_COLOURS[entry.kind] if n == 3 else "#ffffff",
+            )
             p.text(16 + sum(widths[:n]), top + k * row + 19, word)
     below = top + row * len(MERGES) + 24
     p.text(
         14,
         below,
-        "base: the version that the session began with; ours: what the session shows; head: the newest version; -: nothing there.",
+        "base: the version that the session began with; ours: what the session shows; head: the newest "
+        "version; -: nothing there.",
         size=12,
     )
-    p.text(14, below + 18, "One conflict rejects the whole publication, and all conflicts are listed.", size=12)
+    p.text(
+        14, below + 18, "One conflict rejects the whole publication, and all conflicts are listed.", size=12
+    )
     p.text(14, below + 36, "Content, mode, owner and each xattr are merged by themselves.", size=12)
     return p
 
 
 def rooms(package: str) -> Picture:
-    """Rooms of a package, lowest first, and which room imports which: a filled cell right of the diagonal would be an arrow up."""
+    """Rooms of a package, lowest first, and which room imports which: a filled cell right of the diagonal
+    would be an arrow up.
+    """
     names = [room for level in levels.LEVELS[package] for room in level]
     level_of = {room: n for n, level in enumerate(levels.LEVELS[package]) for room in level}
     found = levels.room_imports(package)
@@ -328,8 +463,18 @@ def rooms(package: str) -> Picture:
             up = level_of[other] > level_of[room]
             fill = ("#c0392b" if up else "#3b6fb5") if imports else "#f2f2f2" if up else "#ffffff"
             p.cell(left + k * size, top + n * size, size, size, "#999999" if n == k else fill)
-    p.text(14, top + size * len(names) + 26, "A row imports the columns that are filled: rooms to its left. Red: up.", size=12)
-    p.text(14, top + size * len(names) + 44, "Read from the sources, imports for types and inside functions included.", size=12)
+    p.text(
+        14,
+        top + size * len(names) + 26,
+        "A row imports the columns that are filled: rooms to its left. Red: up.",
+        size=12,
+    )
+    p.text(
+        14,
+        top + size * len(names) + 44,
+        "Read from the sources, imports for types and inside functions included.",
+        size=12,
+    )
     return p
 
 

@@ -1,3 +1,3 @@
-"""The host side: command-line programs, gateway, manager, providers, MCP server. Importing it loads nothing."""
+"""The host side: command-line programs, gateway, manager, providers, MCP server. Importing it loads nothing."""  # noqa: E501
 
 __version__ = "0.1.0"

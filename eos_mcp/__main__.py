@@ -1,4 +1,6 @@
-"""`eos-mcp`, `sandbox-mcp` and `python -m eos_mcp`: the MCP server. Imports nothing that delays the first answer."""
+"""`eos-mcp`, `sandbox-mcp` and `python -m eos_mcp`: the MCP server. Imports nothing that delays the first
+answer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _run(program: str, words: list[str]) -> None:
 
 
 def _check_gateway(options: ServerOptions) -> None:
-    """Exit with status 2 when the gateway options are invalid; eos-mcp reports a bad environment in its tool results."""
+    """Exit with status 2 when the gateway options are invalid; eos-mcp reports a bad environment in its tool
+    results.
+    """
     from eos_agent.wire.protocol import OperationError
     from eos_mcp.gateway_client import sync
 

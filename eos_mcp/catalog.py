@@ -48,8 +48,15 @@ _RECORD = (
     ResultField("daemon_http", "object|null"),
     ResultField("shared_base", "object|null"),
     ResultField("resource_profile", "object|null"),
-    ResultField("quota", "object", "where one is configured: bytes, layers, and what of it is enforced", ours=True),
-    ResultField("warnings", "array", "where there are any: what the copy of the workspace left out; 20 at most", ours=True),
+    ResultField(
+        "quota", "object", "where one is configured: bytes, layers, and what of it is enforced", ours=True
+    ),
+    ResultField(
+        "warnings",
+        "array",
+        "where there are any: what the copy of the workspace left out; 20 at most",
+        ours=True,
+    ),
     ResultField(
         "silent_since_unix_ms",
         "integer",
@@ -58,11 +65,16 @@ _RECORD = (
     ),
 )
 _READABLE = ResultField(
-    "readable", "object", "what sessions can read beside the workspace: files, hidden, network, a sentence each", ours=True
+    "readable",
+    "object",
+    "what sessions can read beside the workspace: files, hidden, network, a sentence each",
+    ours=True,
 )
 _RECORD_EXAMPLE = (
-    '{"id": "eos-2c1e…", "workspace_root": "/home/me/app", "state": "%s", "activity_revision": 0, "daemon": {"host": "127.0.0.1", "port": 41001}, '
-    '"daemon_http": {"host": "127.0.0.1", "port": 42001}, "shared_base": {"source": "…", "target": "/eos/layer-stack/base", "root_hash": "ab12…", "readonly": true}}'
+    '{"id": "eos-2c1e…", "workspace_root": "/home/me/app", "state": "%s", "activity_revision": 0, "daemon": '
+    '{"host": "127.0.0.1", "port": 41001}, '
+    '"daemon_http": {"host": "127.0.0.1", "port": 42001}, "shared_base": {"source": "…", "target": '
+    '"/eos/layer-stack/base", "root_hash": "ab12…", "readonly": true}}'
 )
 _SANDBOX = Argument("sandbox_id", "string", required=True, help="Sandbox id.", value="ID")
 
@@ -85,9 +97,21 @@ MANAGER_GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Sandbox lifecycle",
         "Create, list, inspect and remove sandboxes.",
-        ("create_sandbox", "list_sandboxes", "inspect_sandbox", "start_sandbox", "forward_url", "destroy_sandbox", "prune"),
+        (
+            "create_sandbox",
+            "list_sandboxes",
+            "inspect_sandbox",
+            "start_sandbox",
+            "forward_url",
+            "destroy_sandbox",
+            "prune",
+        ),
     ),
-    ("Layer delivery", "Squash published layers, or write their changes to the host.", ("squash_layerstacks", "export_changes")),
+    (
+        "Layer delivery",
+        "Squash published layers, or write their changes to the host.",
+        ("squash_layerstacks", "export_changes"),
+    ),
 )
 
 _ALLOW_SENSITIVE = Argument(
@@ -106,13 +130,15 @@ MANAGER: tuple[Operation, ...] = (
         "management",
         "Create and start one or more sandboxes",
         "Create a sandbox over a copy of a host directory, ready for use. "
-        "The host directory is never written; get results out with export_changes. Its id is every other tool's sandbox_id.",
+        "The host directory is never written; get results out with export_changes. Its id is every other "
+        "tool's sandbox_id.",
         (
             Argument(
                 "image",
                 "string",
                 required=True,
-                help="Local image, as list_docker_images gives it; host or rootfs:/abs/dir run without Docker.",
+                help="Local image, as list_docker_images gives it; host or rootfs:/abs/dir run "
+                "without Docker.",
                 value="IMAGE",
             ),
             Argument(
@@ -132,7 +158,8 @@ MANAGER: tuple[Operation, ...] = (
         related=("list_sandboxes", "inspect_sandbox", "destroy_sandbox"),
         examples=(
             "sandbox-manager-cli create_sandbox --image ubuntu:24.04 --workspace-bind-root /testbed",
-            "sandbox-manager-cli create_sandbox --image ubuntu:24.04 --workspace-bind-root /testbed --count 5",
+            "sandbox-manager-cli create_sandbox --image ubuntu:24.04 --workspace-bind-root /testbed "
+            "--count 5",
         ),
         when_to_use=(
             "Choose the image and the workspace directory with the discovery operations first.",
@@ -150,7 +177,8 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "List local images",
-        "List local image references that create_sandbox accepts: tags, digests, ids of untagged images, and host where sandboxes without Docker work. Pulls nothing.",
+        "List local image references that create_sandbox accepts: tags, digests, ids of untagged images, "
+        "and host where sandboxes without Docker work. Pulls nothing.",
         (),
         scope="system",
         owner="manager",
@@ -173,7 +201,8 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Browse allowed workspace directories",
-        "Without path list the host's allowed workspace roots; with one its immediate subdirectories (at most 500). Use a returned path as create_sandbox.workspace_root.",
+        "Without path list the host's allowed workspace roots; with one its immediate subdirectories (at "
+        "most 500). Use a returned path as create_sandbox.workspace_root.",
         (Argument("path", "path", help="Absolute directory; omit for the roots.", value="PATH"),),
         scope="system",
         owner="manager",
@@ -197,14 +226,16 @@ MANAGER: tuple[Operation, ...] = (
         ),
         sets=_MANAGEMENT,
         promise="path and parent may be null at a root; truncated is true above the limit.",
-        result_example='{"path": "/srv/work", "parent": "/srv", "truncated": false, "directories": [{"name": "example", "path": "/srv/work/example"}]}',
+        result_example='{"path": "/srv/work", "parent": "/srv", "truncated": false, "directories": '
+        '[{"name": "example", "path": "/srv/work/example"}]}',
     ),
     Operation(
         "destroy_sandbox",
         "manager",
         "management",
         "Stop and remove a sandbox",
-        "Stop a sandbox and remove it with all its layers, sessions and drafts: everything not exported is gone for good. The host's directory is untouched.",
+        "Stop a sandbox and remove it with all its layers, sessions and drafts: everything not exported is "
+        "gone for good. The host's directory is untouched.",
         (
             _SANDBOX,
             Argument(
@@ -231,7 +262,8 @@ MANAGER: tuple[Operation, ...] = (
             ResultField(
                 "discarded",
                 "object",
-                "layers, sessions, drafts that are gone; unpublished: sessions, their paths (100), count, bytes; drafts",
+                "layers, sessions, drafts that are gone; unpublished: sessions, their paths (100), count, "
+                "bytes; drafts",
                 ours=True,
             ),
         ),
@@ -291,8 +323,10 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Squash published layers",
-        "Replace runs of adjacent published layers by one equivalent layer each. Content stays the same; versions inside a run can no "
-        "longer be opened. Live sessions keep the layers that they have. For storage upkeep, not part of publishing.",
+        "Replace runs of adjacent published layers by one equivalent layer each. Content stays the same; "
+        "versions inside a run can no "
+        "longer be opened. Live sessions keep the layers that they have. For storage upkeep, not part of "
+        "publishing.",
         (_SANDBOX,),
         scope="system",
         owner="manager",
@@ -301,7 +335,8 @@ MANAGER: tuple[Operation, ...] = (
         examples=("sandbox-manager-cli squash_layerstacks --sandbox-id eos-1",),
         when_to_use=(
             "For storage upkeep by an operator; it changes the active layer manifest.",
-            "The sandbox commits equivalent flat layers and reports what is reclaimed and what a session still leases until it ends.",
+            "The sandbox commits equivalent flat layers and reports what is reclaimed and what a session "
+            "still leases until it ends.",
             "A sandbox too old to squash answers operation_failed and must be created again.",
         ),
         result=(
@@ -313,27 +348,49 @@ MANAGER: tuple[Operation, ...] = (
         sets=_MANAGEMENT,
         waits=NO_BUDGET,
         promise="The optional blocked_reasons and faulty_sessions say why a layer was not reclaimed.",
-        result_example='{"manifest_version": 5, "squashed_blocks": [{"squashed_layer_id": "S000005-1f00aa12", "replaced_layer_ids": ["L000003-…", "L000002-…"], '
-        '"replaced_layers": "reclaimed"}], "swept_sessions": [{"session_id": "…", "disposition": "identity"}]}',
+        result_example='{"manifest_version": 5, "squashed_blocks": [{"squashed_layer_id": '
+        '"S000005-1f00aa12", "replaced_layer_ids": ["L000003-…", "L000002-…"], '
+        '"replaced_layers": "reclaimed"}], "swept_sessions": [{"session_id": "…", "disposition": '
+        '"identity"}]}',
     ),
     Operation(
         "export_changes",
         "manager",
         "management",
         "Write published changes to the host",
-        "Write what is published, not open sessions, to the host: into a directory (deletions too) or one archive.",
+        "Write what is published, not open sessions, to the host: into a directory (deletions too) or one "
+        "archive.",
         (
             _SANDBOX,
             Argument("dest", "path", required=True, help="Absolute host path.", value="PATH"),
-            Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
+            Argument(
+                "format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")
+            ),
             Argument("dry_run", "boolean", help="Only list changes.", default=False),
-            Argument("on_conflict", "string", help="Paths that dest changed too; default fail.", choices=("fail", "keep", "overwrite")),
+            Argument(
+                "on_conflict",
+                "string",
+                help="Paths that dest changed too; default fail.",
+                choices=("fail", "keep", "overwrite"),
+            ),
             Argument("with_git", "boolean", help="Overwrite dest's .git.", default=False, hidden=True),
             Argument(
-                "times", "string", help="keep: the sandbox's; fresh: as builds in dest need them.", choices=("fresh", "keep"), hidden=True
+                "times",
+                "string",
+                help="keep: the sandbox's; fresh: as builds in dest need them.",
+                choices=("fresh", "keep"),
+                hidden=True,
             ),
-            Argument("allow_unsafe", "boolean", help="Write git hooks, .envrc, ...", default=False, hidden=True),
-            Argument("skip_unsafe", "boolean", help="Leave such files out, write the rest.", default=False, hidden=True),
+            Argument(
+                "allow_unsafe", "boolean", help="Write git hooks, .envrc, ...", default=False, hidden=True
+            ),
+            Argument(
+                "skip_unsafe",
+                "boolean",
+                help="Leave such files out, write the rest.",
+                default=False,
+                hidden=True,
+            ),
             Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False, hidden=True),
             _ALLOW_SENSITIVE,
         ),
@@ -343,17 +400,23 @@ MANAGER: tuple[Operation, ...] = (
         related=("inspect_sandbox", "squash_layerstacks"),
         examples=(
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject",
-            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /tmp/delta.tar.zst --format tar-zst",
+            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /tmp/delta.tar.zst "
+            "--format tar-zst",
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --dry-run",
-            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --on-conflict keep",
+            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject "
+            "--on-conflict keep",
         ),
         when_to_use=(
-            "dir applies the changes to a host directory; tar and tar-zst write an archive atomically. With dry_run the checks and counts are "
+            "dir applies the changes to a host directory; tar and tar-zst write an archive atomically. With "
+            "dry_run the checks and counts are "
             "the same and nothing is written.",
-            "dest must be absolute; the root, the home directory, the manager's state and .export are refused. Paths that were changed in dest "
-            "too are refused with their list before anything is written (export_conflict), and so are files that the host would run by "
+            "dest must be absolute; the root, the home directory, the manager's state and .export are "
+            "refused. Paths that were changed in dest "
+            "too are refused with their list before anything is written (export_conflict), and so are files "
+            "that the host would run by "
             "itself (unsafe_content). A repository keeps its own .git: left_out reports it.",
-            "The manager checks the bytes that it receives and alone writes to the destination. Without keep_setuid files lose setuid and "
+            "The manager checks the bytes that it receives and alone writes to the destination. Without "
+            "keep_setuid files lose setuid and "
             "setgid bits; stripped lists them.",
         ),
         result=(
@@ -370,15 +433,26 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("live_workspace_sessions", "array"),
             ResultField("hygiene", "array", "files that run code on the host", ours=True),
             ResultField(
-                "stripped", "array", "files that lost their setuid or setgid bit, or a capability: path, what; 100 at most", ours=True
+                "stripped",
+                "array",
+                "files that lost their setuid or setgid bit, or a capability: path, what; 100 at most",
+                ours=True,
             ),
             ResultField("stripped_count", "integer", "of all of them", ours=True),
             ResultField("hygiene_classes", "object", "how many files of each class", ours=True),
             ResultField(
-                "not_kept", "array", "dir: path and what of it the system refused: owner, group, attributes; 100 at most", ours=True
+                "not_kept",
+                "array",
+                "dir: path and what of it the system refused: owner, group, attributes; 100 at most",
+                ours=True,
             ),
             ResultField("not_kept_count", "integer", "of all of them", ours=True),
-            ResultField("not_recorded", "string", "dir: why this export, or earlier ones, could not be recorded", ours=True),
+            ResultField(
+                "not_recorded",
+                "string",
+                "dir: why this export, or earlier ones, could not be recorded",
+                ours=True,
+            ),
             ResultField(
                 "ignored_staging",
                 "array",
@@ -389,40 +463,69 @@ MANAGER: tuple[Operation, ...] = (
             ResultField(
                 "left_staging",
                 "array",
-                "dir: this export's staging directory, when an immutable file in it kept it from being removed",
+                "dir: this export's staging directory, when an immutable file in it kept it from "
+                "being removed",
                 ours=True,
             ),
-            ResultField("dry_run", "boolean", "true: nothing was written, all counts are of what would be", ours=True),
-            ResultField("changes", "array", "dry run: action (write, delete, mode) and path; 200 at most", ours=True),
+            ResultField(
+                "dry_run", "boolean", "true: nothing was written, all counts are of what would be", ours=True
+            ),
+            ResultField(
+                "changes", "array", "dry run: action (write, delete, mode) and path; 200 at most", ours=True
+            ),
             ResultField("change_count", "integer", "dry run: of all changes", ours=True),
             ResultField(
                 "edited",
                 "array|null",
-                "dry run, dir: files of dest that would be written over or deleted and are neither as the workspace had them nor as an "
+                "dry run, dir: files of dest that would be written over or deleted and are neither as the "
+                "workspace had them nor as an "
                 "export left them; 200 at most; null: the copy of the workspace is not known",
                 ours=True,
             ),
             ResultField("edited_count", "integer", "dry run, dir: of all edited files", ours=True),
-            ResultField("left_out", "object", "dir: count, first paths, why: .git of a repository, byte code", ours=True),
+            ResultField(
+                "left_out",
+                "object",
+                "dir: count, first paths, why: .git of a repository, byte code",
+                ours=True,
+            ),
             ResultField(
                 "would_conflict",
                 "array",
-                "dry run, dir: path, differs (edited, deleted, created, kind), because_of (the change above it); 200 at most",
+                "dry run, dir: path, differs (edited, deleted, created, kind), because_of (the change above "
+                "it); 200 at most",
                 ours=True,
             ),
             ResultField("would_conflict_count", "integer", "dry run, dir: of all conflicts", ours=True),
-            ResultField("kept_back", "array", "on_conflict keep: paths that stay as dest has them; 200 at most", ours=True),
+            ResultField(
+                "kept_back",
+                "array",
+                "on_conflict keep: paths that stay as dest has them; 200 at most",
+                ours=True,
+            ),
             ResultField("kept_back_count", "integer", "of all that were kept back", ours=True),
-            ResultField("overwritten", "array", "on_conflict overwrite: what was lost, in the form of would_conflict", ours=True),
+            ResultField(
+                "overwritten",
+                "array",
+                "on_conflict overwrite: what was lost, in the form of would_conflict",
+                ours=True,
+            ),
             ResultField("overwritten_count", "integer", "of all that was overwritten", ours=True),
-            ResultField("unsafe", "array", "dir: path and why of files that would run by themselves; 100 at most", ours=True),
+            ResultField(
+                "unsafe",
+                "array",
+                "dir: path and why of files that would run by themselves; 100 at most",
+                ours=True,
+            ),
             ResultField("unsafe_count", "integer", "of all unsafe files", ours=True),
             ResultField("replaces", "boolean", "dry run, archives: there is a file at dest", ours=True),
         ),
         sets=_MANAGEMENT,
         waits=NO_BUDGET,
-        promise="The dir result reports deletions and opaque clears; an archive's reports the whiteouts it holds.",
-        result_example='{"manifest_version": 7, "format": "tar-zst", "layers_exported": ["L000007-…", "L000006-…"], "files_written": 12, '
+        promise="The dir result reports deletions and opaque clears; an archive's reports the whiteouts "
+        "it holds.",
+        result_example='{"manifest_version": 7, "format": "tar-zst", "layers_exported": ["L000007-…", '
+        '"L000006-…"], "files_written": 12, '
         '"symlinks_written": 1, "whiteouts_emitted": 2, "bytes_written": 48211}',
     ),
     Operation(
@@ -430,7 +533,8 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Start a stopped sandbox again",
-        "Start a sandbox whose container was stopped or whose agent died, and wait until it answers. One that runs is left alone. "
+        "Start a sandbox whose container was stopped or whose agent died, and wait until it answers. One "
+        "that runs is left alone. "
         "Published versions and drafts are as they were; work of sessions that ended with it is in drafts.",
         (_SANDBOX,),
         scope="system",
@@ -450,13 +554,25 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Make a browser address for a server in a sandbox",
-        "Make the address at which a browser on this machine reaches a server in the sandbox. It holds a ticket that is valid for one minute "
-        "and that server only: open it at once; the browser then gets a cookie for twelve hours. Name the session of a server in an isolated one.",
+        "Make the address at which a browser on this machine reaches a server in the sandbox. It holds a "
+        "ticket that is valid for one minute "
+        "and that server only: open it at once; the browser then gets a cookie for twelve hours. Name the "
+        "session of a server in an isolated one.",
         (
             _SANDBOX,
-            Argument("port", "integer", required=True, help="Port of the server in the sandbox.", minimum=1, maximum=65535),
             Argument(
-                "workspace_session_id", "string", help="Isolated session of the server; omit for the sandbox's own network.", value="ID"
+                "port",
+                "integer",
+                required=True,
+                help="Port of the server in the sandbox.",
+                minimum=1,
+                maximum=65535,
+            ),
+            Argument(
+                "workspace_session_id",
+                "string",
+                help="Isolated session of the server; omit for the sandbox's own network.",
+                value="ID",
             ),
             Argument("path", "string", help="Path to open.", default=""),
         ),
@@ -471,14 +587,16 @@ MANAGER: tuple[Operation, ...] = (
         sets=("all",),
         ours=True,
         promise="The address neither holds nor reveals the sandbox's token.",
-        result_example='{"url": "http://127.0.0.1:32768/forward/shared/8000/?eos_ticket=1767000060.5e…", "expires_unix_ms": 1767000060000}',
+        result_example='{"url": "http://127.0.0.1:32768/forward/shared/8000/?eos_ticket=1767000060.5e…", '
+        '"expires_unix_ms": 1767000060000}',
     ),
     Operation(
         "prune",
         "manager",
         "management",
         "Remove what no sandbox uses",
-        "List what this gateway's sandboxes left behind and none uses any more: shared volumes of its own making, copies of workspaces, runtimes. "
+        "List what this gateway's sandboxes left behind and none uses any more: shared volumes of its own "
+        "making, copies of workspaces, runtimes. "
         "With dry_run=false remove it. The next create_sandbox makes what it needs again.",
         (Argument("dry_run", "boolean", help="false: remove it.", default=True),),
         scope="system",
@@ -489,7 +607,11 @@ MANAGER: tuple[Operation, ...] = (
         examples=("sandbox-manager-cli prune", "sandbox-manager-cli prune --dry-run=false"),
         result=(
             ResultField("dry_run", "boolean"),
-            ResultField("items", "array", "kind (volume, base, runtime, scrap), name, bytes (null: not known); 1000 at most"),
+            ResultField(
+                "items",
+                "array",
+                "kind (volume, base, runtime, scrap), name, bytes (null: not known); 1000 at most",
+            ),
             ResultField("count", "integer"),
             ResultField("bytes", "integer", "of those whose size is known"),
             ResultField("warnings", "array", "what could not be examined or removed, and why"),
@@ -498,14 +620,16 @@ MANAGER: tuple[Operation, ...] = (
         ours=True,
         waits=NO_BUDGET,
         promise="What any sandbox or another gateway uses stays.",
-        result_example='{"dry_run": true, "items": [{"kind": "volume", "name": "eos-shared-base-ab12…", "bytes": null}], "count": 1, "bytes": 0, "warnings": []}',
+        result_example='{"dry_run": true, "items": [{"kind": "volume", "name": "eos-shared-base-ab12…", '
+        '"bytes": null}], "count": 1, "bytes": 0, "warnings": []}',
     ),
     Operation(
         "gateway_info",
         "manager",
         "management",
         "Version and features of the gateway",
-        "Report the gateway's version, catalog hash, features and providers. Use it to see which back ends work on this host.",
+        "Report the gateway's version, catalog hash, features and providers. Use it to see which back ends "
+        "work on this host.",
         (),
         scope="system",
         owner="manager",
@@ -526,7 +650,11 @@ MANAGER: tuple[Operation, ...] = (
     ),
 )
 
-DOMAINS: dict[str, tuple[Operation, ...]] = {"manager": MANAGER, "runtime": RUNTIME, "observability": OBSERVABILITY}
+DOMAINS: dict[str, tuple[Operation, ...]] = {
+    "manager": MANAGER,
+    "runtime": RUNTIME,
+    "observability": OBSERVABILITY,
+}
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "manager": MANAGER_FAMILIES,
     "runtime": RUNTIME_FAMILIES,
@@ -590,7 +718,10 @@ def build(
             )
         if sandbox_id is None and operation.scope == "sandbox_required":
             raise OperationError(
-                INVALID_REQUEST, f"sandbox_id is required for {operation.name}", {"argument": "sandbox_id"}, reason="missing_argument"
+                INVALID_REQUEST,
+                f"sandbox_id is required for {operation.name}",
+                {"argument": "sandbox_id"},
+                reason="missing_argument",
             )
     return sandbox_id, check_arguments(operation, rest, bounds=bounds)
 
@@ -637,7 +768,11 @@ def _domain(name: str) -> dict[str, Any]:
                         "kind": a.kind,
                         "required": a.required,
                         "help": a.help,
-                        "default": None if a.default is None else str(a.default).lower() if isinstance(a.default, bool) else str(a.default),
+                        "default": None
+                        if a.default is None
+                        else str(a.default).lower()
+                        if isinstance(a.default, bool)
+                        else str(a.default),
                     }
                     for a in o.arguments
                 ],
@@ -650,7 +785,11 @@ def _domain(name: str) -> dict[str, Any]:
 
 
 def _routes(operation: Operation) -> list[dict[str, str]]:
-    kinds = {"system": ("system",), "sandbox_required": ("sandbox",), "system_or_sandbox": ("system", "sandbox")}[operation.scope]
+    kinds = {
+        "system": ("system",),
+        "sandbox_required": ("sandbox",),
+        "system_or_sandbox": ("system", "sandbox"),
+    }[operation.scope]
     return [
         {
             "operation": operation.name,

@@ -24,10 +24,18 @@ def main(image: str = "host") -> None:
             cmd = "rm old.txt; mkdir -p src; echo new > src/new.txt; chmod 755 src/new.txt"
             ask("exec_command", {"cmd": cmd, "yield_time_ms": 30000}, sandbox)
             done = ask("export_changes", {"sandbox_id": sandbox, "dest": str(dest)})
-            print("written:", sorted(str(p.relative_to(dest)) for p in dest.rglob("*") if p.is_file()), "deleted:", done["deletes_applied"])
+            print(
+                "written:",
+                sorted(str(p.relative_to(dest)) for p in dest.rglob("*") if p.is_file()),
+                "deleted:",
+                done["deletes_applied"],
+            )
             again = ask("export_changes", {"sandbox_id": sandbox, "dest": str(dest)})
             print("a second export writes", again["files_written"], "files")
-            ask("export_changes", {"sandbox_id": sandbox, "dest": str(Path(folder, "result.tar")), "format": "tar"})
+            ask(
+                "export_changes",
+                {"sandbox_id": sandbox, "dest": str(Path(folder, "result.tar")), "format": "tar"},
+            )
             with tarfile.open(Path(folder, "result.tar")) as tar:
                 print("the archive holds:", tar.getnames())
         finally:

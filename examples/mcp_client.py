@@ -16,7 +16,9 @@ from mcp import Client, StdioServerParameters
 
 async def main(image: str = "host") -> None:
     environment = {
-        name: value for name, value in os.environ.items() if name.startswith(("EOS_", "XDG_", "DOCKER_", "SANDBOX_", "HOME", "PATH"))
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("EOS_", "XDG_", "DOCKER_", "SANDBOX_", "HOME", "PATH"))
     }
     with tempfile.TemporaryDirectory(prefix="eos-example-") as workspace:
         words = ["-m", "eos_mcp", "--set", "agent", "--root", workspace]  # what it may copy, and export to

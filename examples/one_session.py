@@ -2,7 +2,8 @@
 
     python examples/one_session.py [IMAGE]
 
-Uses the gateway of this user (started on demand), or the one of EOS_STATE_DIR. IMAGE is `host` (no Docker) unless given.
+Uses the gateway of this user (started on demand), or the one of EOS_STATE_DIR. IMAGE is `host` (no Docker)
+unless given.
 """
 
 from __future__ import annotations
@@ -30,13 +31,24 @@ def main(image: str = "host") -> None:
         try:
             session = ask("create_workspace_session", {"agent": "example"}, sandbox)["workspace_session_id"]
             cmd = "echo world >> greeting.txt; cat greeting.txt"
-            ran = ask("exec_command", {"workspace_session_id": session, "cmd": cmd, "yield_time_ms": 30000}, sandbox)
+            ran = ask(
+                "exec_command", {"workspace_session_id": session, "cmd": cmd, "yield_time_ms": 30000}, sandbox
+            )
             print("the session sees:", ran["output"].split("\n"))
-            print("the head still has:", ask("file_read", {"path": "greeting.txt"}, sandbox)["content"].split("\n"))
+            print(
+                "the head still has:",
+                ask("file_read", {"path": "greeting.txt"}, sandbox)["content"].split("\n"),
+            )
             done = ask("publish_workspace_session", {"workspace_session_id": session}, sandbox)
             print("published as version", done["publish"]["revision"]["manifest_version"])
-            print("now the head has:", ask("file_read", {"path": "greeting.txt"}, sandbox)["content"].split("\n"))
-            print("the directory on this machine is untouched:", Path(workspace, "greeting.txt").read_text().split())
+            print(
+                "now the head has:",
+                ask("file_read", {"path": "greeting.txt"}, sandbox)["content"].split("\n"),
+            )
+            print(
+                "the directory on this machine is untouched:",
+                Path(workspace, "greeting.txt").read_text().split(),
+            )
         finally:
             ask("destroy_sandbox", {"sandbox_id": sandbox})
 

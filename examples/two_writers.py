@@ -19,11 +19,19 @@ def main(image: str = "host") -> None:
         try:
             # Both have started, and so stand on the same version, before either ends.
             running = [
-                ask("exec_command", {"cmd": f"read go; echo {colour} > colour.txt", "agent": colour, "yield_time_ms": 0}, sandbox)
+                ask(
+                    "exec_command",
+                    {"cmd": f"read go; echo {colour} > colour.txt", "agent": colour, "yield_time_ms": 0},
+                    sandbox,
+                )
                 for colour in ("red", "blue")
             ]
             ended = [
-                ask("write_command_stdin", {"command_session_id": r["command_session_id"], "stdin": "\n", "yield_time_ms": 10000}, sandbox)
+                ask(
+                    "write_command_stdin",
+                    {"command_session_id": r["command_session_id"], "stdin": "\n", "yield_time_ms": 10000},
+                    sandbox,
+                )
                 for r in running
             ]
             for colour, result in zip(("red", "blue"), ended, strict=True):
@@ -31,8 +39,13 @@ def main(image: str = "host") -> None:
             print("the head has:", ask("file_read", {"path": "colour.txt"}, sandbox)["content"])
             lost = ended[1]
             conflict = lost["publish_rejection"]["conflicts"][0]
-            print(f"the conflict: {conflict['path']}, {conflict['class']}, published first by {conflict['theirs_layer']['agent']}")
-            reopened = ask("create_workspace_session", {"draft_id": lost["draft_id"], "draft_base": "own"}, sandbox)
+            print(
+                f"the conflict: {conflict['path']}, {conflict['class']}, published first by "
+                f"{conflict['theirs_layer']['agent']}"
+            )
+            reopened = ask(
+                "create_workspace_session", {"draft_id": lost["draft_id"], "draft_base": "own"}, sandbox
+            )
             kept = {"path": "colour.txt", "workspace_session_id": reopened["workspace_session_id"]}
             print("the draft still has:", ask("file_read", kept, sandbox)["content"])
         finally:

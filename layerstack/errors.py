@@ -21,7 +21,9 @@ class LayerStackError(Exception):
     kind = "operation_failed"
     reason = "failed"
 
-    def __init__(self, message: str, *, reason: str | None = None, details: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, reason: str | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         if reason is not None:
             self.reason = reason
@@ -95,7 +97,8 @@ class PublishRejected(Rejected):
     def __init__(self, conflicts: Sequence[Conflict], *, base: int, head: int) -> None:
         first, more = conflicts[0], len(conflicts) - 1
         super().__init__(
-            f"publish from version {base}: {first.path} changed since (head is {head})" + (f", and {more} more" if more else "")
+            f"publish from version {base}: {first.path} changed since (head is {head})"
+            + (f", and {more} more" if more else "")
         )
         self.conflicts, self.base, self.head = tuple(conflicts), base, head
 
@@ -148,7 +151,12 @@ class QuotaExceeded(Busy):
         super().__init__(
             f"quota of {limit} {quota}: {used} are used, this publish needs {wanted}",
             reason=f"quota_{quota}",
-            details={"limit": limit, "used": used, "wanted": wanted, **({} if wanted <= limit else {"retryable": False})},
+            details={
+                "limit": limit,
+                "used": used,
+                "wanted": wanted,
+                **({} if wanted <= limit else {"retryable": False}),
+            },
         )
 
 

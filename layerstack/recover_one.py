@@ -1,7 +1,9 @@
-"""One dead session's work becomes a draft, in a process beside the one that has the store open: what it takes in time and memory is that process's.
+"""One dead session's work becomes a draft, in a process beside the one that has the store open: what it takes
+in time and memory is that process's.
 
-The caller holds the session's lease, and a name in staging for this process's own scrap; it hands down the descriptor that holds the store, so
-that no third process opens it while this one still writes. Whatever ends this process, the disk says how far it came: `Dead.end_try` reads it.
+The caller holds the session's lease, and a name in staging for this process's own scrap; it hands down the
+descriptor that holds the store, so that no third process opens it while this one still writes. Whatever ends
+this process, the disk says how far it came: `Dead.end_try` reads it.
 """
 
 from __future__ import annotations

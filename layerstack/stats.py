@@ -10,12 +10,18 @@ from layerstack.publish import draft_refs
 
 
 def of(stack: Stack) -> dict[str, Any]:
-    """See `Store.layer_stats`. Layers newest first; sizes are those of the layers' metadata, None for the base."""
+    """See `Store.layer_stats`. Layers newest first; sizes are those of the layers' metadata, None for the
+    base.
+    """
     head, leases = stack.head, stack.leases.all()
     sessions = [lease for lease in leases if lease.kind not in ("draft", "pin", READER)]
     rows: list[dict[str, Any]] = []
     for layer in stack.layers.of(head):
-        booked = {lease.layer_ids[0] for lease in leases if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id}
+        booked = {
+            lease.layer_ids[0]
+            for lease in leases
+            if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id
+        }
         rows.append(
             {
                 "layer_id": layer.id,
@@ -26,7 +32,10 @@ def of(stack: Stack) -> dict[str, Any]:
             }
         )
     kept = draft_refs.all_of(stack)
-    total, allocated = sum(row["bytes"] or 0 for row in rows), sum(row["allocated_bytes"] or 0 for row in rows)
+    total, allocated = (
+        sum(row["bytes"] or 0 for row in rows),
+        sum(row["allocated_bytes"] or 0 for row in rows),
+    )
     return {
         "version": head.version,
         "root_hash": head.root_hash,

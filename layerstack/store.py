@@ -4,17 +4,19 @@
     manifests/<version>.json  every openable version, the head included
     layers/<layer_id>/        one immutable tree in overlayfs upperdir form; nothing of ours inside
     base/B000001-base/        the base, read-only, on a mount of its own
-    .layer-metadata/          <id>.json owner, agent, base version, sizes, digest; <id>.index the changed paths; of published layers <id>.digest
+    .layer-metadata/          <id>.json owner, agent, base version, sizes, digest; <id>.index the changed
+    paths; of published layers <id>.digest
                               the digest alone, of squashed ones <id>.blame whose lines they hold
     sessions/<id>/            the live writes of a session (layerstack.session.upper)
     workspace.json            which workspace, which base, xattr form
     .storage-writer.lock      flock: one process at a time
     drafts/<id>/              work that was not published (layerstack.publish.drafts)
-    pins/<version>.json       a version that stays openable (layerstack.history.pins); the folder comes with the first
-    staging/                  scrap: empty at rest, swept at open
+    pins/<version>.json       a version that stays openable (layerstack.history.pins); the folder comes with
+    the first staging/                  scrap: empty at rest, swept at open
 
-Durability: data is synced before the rename that makes it visible, metadata is renamed in before its layer, the layer before the manifest
-that names it. A crash at any step leaves the old head or the new one, and what was not published is a draft after the next open.
+Durability: data is synced before the rename that makes it visible, metadata is renamed in before its layer,
+the layer before the manifest that names it. A crash at any step leaves the old head or the new one, and what
+was not published is a draft after the next open.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Store(Stack):
         self.workspace = workspace
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
-        """Dead sessions whose work could not be made a draft: (session id, why). Tried again at the next open unless they are quarantined."""
+        """Dead sessions whose work could not be made a draft: (session id, why). Tried again at the next open
+        unless they are quarantined.
+        """
         self.behind: list[Callable[[], None]] = []
         """Removals that an open without recovery leaves to the caller, for later."""
         self.update_lock = threading.Lock()
@@ -76,29 +80,38 @@ class Store(Stack):
     # ---- create, open, close
 
     @staticmethod
-    def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step = no_step) -> None:
+    def create(
+        root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step = no_step
+    ) -> None:
         """Make an empty store around a base; `root` may be there and hold a mounted `base/` already.
 
         After a crash it is called again. Durable on return: manifest.json is written last.
         Raises:
-            Invalid: a store with another base, workspace or form is there (reason store_exists); the store would lie in its workspace, or the
-                workspace in the store (store_in_workspace).
+            Invalid: a store with another base, workspace or form is there (reason store_exists); the store
+                would lie in its workspace, or the workspace in the store (store_in_workspace).
         """
-        opening.create(root, workspace_root=workspace_root, base_root_hash=base_root_hash, form=form, step=step)
+        opening.create(
+            root, workspace_root=workspace_root, base_root_hash=base_root_hash, form=form, step=step
+        )
 
     @staticmethod
     def open(root: str, *, step: Step = no_step, recover: bool = True) -> Store:
-        """Open the store for this process: take its lock, check every file, sweep what a crash left, make drafts of dead sessions' work.
+        """Open the store for this process: take its lock, check every file, sweep what a crash left, make
+        drafts of dead sessions' work.
 
         Args:
-            recover: False leaves what takes long to the caller: dead sessions are in `dead`, what is to be removed in `behind`.
+            recover: False leaves what takes long to the caller: dead sessions are in `dead`, what is to be
+                removed in `behind`.
         Raises:
             StoreBusy: another process has it open.
-            StoreCorrupt: a file that the head needs is missing, damaged or of an unknown format; details.file names it. Nothing was changed.
-                What only a session, a draft, a pin or an earlier version needs is set apart: see `damaged`.
+            StoreCorrupt: a file that the head needs is missing, damaged or of an unknown format; details.file
+                names it. Nothing was changed. What only a session, a draft, a pin or an earlier version needs
+                is set apart: see `damaged`.
             Unsupported: the store has the other form of xattrs than this process can use.
         """
-        root = os.path.realpath(root)  # the way to it may change while it is open: a symlink, the working directory
+        root = os.path.realpath(
+            root
+        )  # the way to it may change while it is open: a symlink, the working directory
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
         fd = opening.lock(root)
         try:
@@ -131,21 +144,26 @@ class Store(Stack):
         draft_id: str | None = None,
         draft_base: str = "own",
     ) -> Upper:
-        """A place for a session's writes on a version (the head by default), or on a draft: at its own base, or carried over to the head.
+        """A place for a session's writes on a version (the head by default), or on a draft: at its own base,
+        or carried over to the head.
 
         Args:
             session_id: letters, digits, `.`, `_`, `-`; names the folder in `sessions/`.
             origin: who it is for, as a later draft says it: `workspace_session:<id>`.
         Returns:
-            An upper whose lease keeps the version's layers until it ends. If the process dies, the next open makes a draft of its work.
+            An upper whose lease keeps the version's layers until it ends. If the process dies, the next open
+            makes a draft of its work.
         Raises:
-            Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more lowers than the kernel mounts.
+            Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more
+                lowers than the kernel mounts.
             PublishRejected: the draft cannot be carried over to the head, with every conflict.
         """
         start.check_id(session_id)
         self.check_open()
         rebased = draft_id is not None and draft_base == "head"
-        identity = SessionIdentity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased)
+        identity = SessionIdentity(
+            session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased
+        )
         return start.open_rebased(self, identity) if rebased else start.open_upper(self, identity, version)
 
     def publish(self, upper: Upper, *, owner: str, request_id: str, agent: str | None = None) -> Published:
@@ -153,15 +171,19 @@ class Store(Stack):
         with upper.exclusive():
             if upper.is_published:
                 return upper.publish(owner=owner, request_id=request_id, agent=agent)
-            return self.auto_squash.with_room(lambda: upper.publish(owner=owner, request_id=request_id, agent=agent))
+            return self.auto_squash.with_room(
+                lambda: upper.publish(owner=owner, request_id=request_id, agent=agent)
+            )
 
     def give_up_session(self, session_id: str) -> None:
-        """Delete a dead session that waits to become a draft or is set apart, with its work: a way to settle it. Durable on return.
+        """Delete a dead session that waits to become a draft or is set apart, with its work: a way to settle
+        it. Durable on return.
 
         Raises:
             NotFound: no session of that id is dead or set apart (session_not_found).
             StoreBusy: something still writes into its upperdir.
-            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
+            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of
+                that failed.
         """
         purge.give_up(self, self.dead, session_id)
 
@@ -181,7 +203,8 @@ class Store(Stack):
         Raises:
             NotFound: there is none (draft_not_found).
             Busy: a session, a preview or a comparison stands on it (draft_in_use).
-            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
+            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of
+                that failed.
         """
         return draft_refs.discard(self, draft_id)
 
@@ -204,17 +227,21 @@ class Store(Stack):
         """Read a file of the head, transform it, publish the result as one layer; nothing comes in between.
 
         Args:
-            change: bytes of the file (None: there is none) -> new bytes; may be called again when the head moved on. What it raises passes.
+            change: bytes of the file (None: there is none) -> new bytes; may be called again when the head
+                moved on. What it raises passes.
             limit: how many bytes of the file `change` gets at most, so that a huge file costs no memory.
         Returns:
-            no_op when the bytes are the same. Mode, owner and xattrs of an existing file are kept; missing parents are made.
+            no_op when the bytes are the same. Mode, owner and xattrs of an existing file are kept; missing
+            parents are made.
         Raises:
             NotAFile: the path is a directory, a symlink or special, or a parent is not a
                 directory; details.kind says which.
         """
 
         def attempt() -> Published:
-            return update.update_file(self, path, change, owner=owner, request_id=request_id, agent=agent, limit=limit)
+            return update.update_file(
+                self, path, change, owner=owner, request_id=request_id, agent=agent, limit=limit
+            )
 
         return self._in_turn(attempt)
 
@@ -224,7 +251,9 @@ class Store(Stack):
 
     def move_path(self, source: str, target: str, author: Author, *, overwrite: bool) -> Reshaped:
         """Publish a rename in the head; see `layerstack.session.path_changes.move_path`."""
-        return self._in_turn(lambda: path_changes.move_path(self, source, target, author, overwrite=overwrite))
+        return self._in_turn(
+            lambda: path_changes.move_path(self, source, target, author, overwrite=overwrite)
+        )
 
     def _in_turn(self, attempt: Callable[[], T]) -> T:
         """Publish without a session: one caller at a time, with a squash before it where that is due."""
@@ -235,11 +264,15 @@ class Store(Stack):
     # ---- pins
 
     def pin_version(self, version: int, *, agent: str | None = None, request_id: str | None = None) -> Pin:
-        """Keep a version openable until `unpin_version`, over restarts too; see `layerstack.history.pins.pin`."""
+        """Keep a version openable until `unpin_version`, over restarts too; see
+        `layerstack.history.pins.pin`.
+        """
         return pins.pin(self, version, agent=agent, request_id=request_id)
 
     def unpin_version(self, version: int) -> bool:
-        """Let a squash close the version again. False when it was not pinned; see `layerstack.history.pins.unpin`."""
+        """Let a squash close the version again. False when it was not pinned; see
+        `layerstack.history.pins.unpin`.
+        """
         return pins.unpin(self, version)
 
     def pinned(self) -> dict[int, Pin]:
@@ -256,7 +289,8 @@ class Store(Stack):
         return blame(self, self.blames, path)
 
     def rollback(self, version: int, *, owner: str, request_id: str, agent: str | None = None) -> Published:
-        """Publish the tree of an earlier version on top of the head, as one layer; every version in between stays.
+        """Publish the tree of an earlier version on top of the head, as one layer; every version in between
+        stays.
 
         Returns:
             no_op when the head shows that tree already.
@@ -273,10 +307,12 @@ class Store(Stack):
         """Fold runs of layers that no lease keeps apart into one layer each; no tree of any version changes.
 
         Returns:
-            The head afterwards, one version on, and the blocks; the head as it was and no blocks when there was nothing to fold.
+            The head afterwards, one version on, and the blocks; the head as it was and no blocks when there
+            was nothing to fold.
         Raises:
             SquashInFlight: one is under way; this one did nothing.
-            CommitUnsynced: it is done, and a power cut may still undo it. OSError: the disk refused; the head is as before.
+            CommitUnsynced: it is done, and a power cut may still undo it. OSError: the disk refused; the head
+                is as before.
         """
         return squash.squash(self)
 
@@ -287,7 +323,9 @@ class Store(Stack):
         return stats.of(self)
 
     def gc(self) -> None:
-        """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable versions keep all they need."""
+        """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable
+        versions keep all they need.
+        """
         if self.unsettled:
             with self.lock:
                 finish.finish(self)
@@ -306,7 +344,10 @@ class Store(Stack):
             base: read the base too.
         """
         with self.lock:
-            there = {*self.head.layer_ids, *(layer.id for layer in self.layers.all())}  # others on disk are on their way out, or in
+            there = {
+                *self.head.layer_ids,
+                *(layer.id for layer in self.layers.all()),
+            }  # others on disk are on their way out, or in
             lease = self.leases.take("fsck", self.head.version, tuple(sorted(there)))
         try:
             yield Check(self.root, base=base, store=self, layers=lease.layer_ids)

@@ -1,4 +1,6 @@
-"""Access control lists as the kernel stores them, so that a test needs no program for them (`getfacl` where the machine has it)."""
+"""Access control lists as the kernel stores them, so that a test needs no program for them (`getfacl` where
+the machine has it).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ def unpacked(value: bytes) -> Rows:
 
 def for_user(uid: int, may: int, *, owner: int = 7, group: int = 5, mask: int = 7, others: int = 5) -> bytes:
     """One named user beside the usual three."""
-    return packed((OWNER, owner, NO_ID), (USER, may, uid), (GROUP, group, NO_ID), (MASK, mask, NO_ID), (OTHERS, others, NO_ID))
+    return packed(
+        (OWNER, owner, NO_ID),
+        (USER, may, uid),
+        (GROUP, group, NO_ID),
+        (MASK, mask, NO_ID),
+        (OTHERS, others, NO_ID),
+    )
 
 
 def named(path: str | Path, which: str = ACL) -> dict[int, int]:

@@ -1,5 +1,6 @@
 """Build tools that tests run on this machine: cargo where it really lies, and the TypeScript compiler, which
-`python tests/build_tools.py` installs into the cache, outside every checkout, with the node of `tests/inspector.py`.
+`python tests/build_tools.py` installs into the cache, outside every checkout, with the node of
+`tests/inspector.py`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ def program(name: str, package: str) -> str:
 
 @functools.cache
 def cargo() -> str:
-    """The directory of cargo and rustc themselves: a proxy of rustup looks for its toolchain in a home that sessions do not have."""
+    """The directory of cargo and rustc themselves: a proxy of rustup looks for its toolchain in a home that
+    sessions do not have.
+    """
     path = os.environ.get("PATH", "") + os.pathsep + os.path.join(os.path.expanduser("~"), ".cargo", "bin")
     found, rustc = shutil.which("cargo", path=path), shutil.which("rustc", path=path)
     if found is None or rustc is None:
         raise ToolMissing("no cargo (package cargo)")
-    done = subprocess.run([rustc, "--print", "sysroot"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [rustc, "--print", "sysroot"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
     own = os.path.join(done.stdout.strip(), "bin")
     return own if os.access(os.path.join(own, "cargo"), os.X_OK) else os.path.dirname(found)
 
@@ -72,9 +77,24 @@ def install() -> None:
             json.dump({"name": "eos-tests", "private": True}, file)
         program = inspector.node()
         env = {**os.environ, "PATH": os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")}
-        words = ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", f"typescript@{TYPESCRIPT}"]
+        words = [
+            "install",
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            "--prefer-offline",
+            f"typescript@{TYPESCRIPT}",
+        ]
         npm = os.path.join(os.path.dirname(program), "npm")
-        subprocess.run([npm, *words], cwd=target, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=True, timeout=300)
+        subprocess.run(
+            [npm, *words],
+            cwd=target,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            check=True,
+            timeout=300,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A file system that takes `README` and `readme`, composed and decomposed letters for one name, as those of macOS and Windows do: a FUSE server.
+"""A file system that takes `README` and `readme`, composed and decomposed letters for one name, as those of
+macOS and Windows do: a FUSE server.
 
-It keeps the spelling that a name was made with. The kernel's own (ext4 with casefold, vfat) are not built into every kernel; /dev/fuse is.
-Source: include/uapi/linux/fuse.h, protocol 7.31.
+It keeps the spelling that a name was made with. The kernel's own (ext4 with casefold, vfat) are not built
+into every kernel; /dev/fuse is. Source: include/uapi/linux/fuse.h, protocol 7.31.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _NOREPLACE = 1
 
 def fold(name: bytes) -> str:
     """What two names have in common that are one here."""
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name.decode("utf-8", "surrogateescape")).casefold())
+    return unicodedata.normalize(
+        "NFD", unicodedata.normalize("NFD", name.decode("utf-8", "surrogateescape")).casefold()
+    )
 
 
 def _name(data: bytes) -> bytes:
@@ -39,9 +42,9 @@ class _Server:
     def __init__(self, fd: int, root: bytes) -> None:
         self.fd, self.paths = fd, {1: root}
         self.answers: dict[int, Callable[[int, bytes], bytes]] = {
-            1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink, 9: self.mkdir, 10: self.unlink,
-            11: self.rmdir, 12: self.rename, 13: self.link, 14: self.open, 15: self.read, 16: self.write, 17: self.statfs, 18: self.release,
-            20: self.done, 25: self.done, 26: self.init, 27: self.done_open, 28: self.readdir, 29: self.done, 30: self.done, 35: self.create,
+            1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink, 9: self.mkdir, 10: self.unlink,  # noqa: E501
+            11: self.rmdir, 12: self.rename, 13: self.link, 14: self.open, 15: self.read, 16: self.write, 17: self.statfs, 18: self.release,  # noqa: E501
+            20: self.done, 25: self.done, 26: self.init, 27: self.done_open, 28: self.readdir, 29: self.done, 30: self.done, 35: self.create,  # noqa: E501
             45: self.rename2,
         }  # fmt: skip
 
@@ -91,7 +94,7 @@ class _Server:
         s = os.lstat(path)
         times = [(ns // 10**9, ns % 10**9) for ns in (s.st_atime_ns, s.st_mtime_ns, s.st_ctime_ns)]
         return _ATTR.pack(
-            s.st_ino, s.st_size, s.st_blocks, *(t[0] for t in times), *(t[1] for t in times), s.st_mode, s.st_nlink, s.st_uid, s.st_gid, 0, 4096, 0
+            s.st_ino, s.st_size, s.st_blocks, *(t[0] for t in times), *(t[1] for t in times), s.st_mode, s.st_nlink, s.st_uid, s.st_gid, 0, 4096, 0  # noqa: E501
         )  # fmt: skip
 
     def entry(self, path: bytes) -> bytes:
@@ -120,7 +123,11 @@ class _Server:
         if valid & (_ATIME | _MTIME) and not valid & (_ATIME_NOW | _MTIME_NOW):
             s = os.lstat(path)
             atime = at * 10**9 + at_ns if valid & _ATIME else s.st_atime_ns
-            os.utime(path, ns=(atime, mt * 10**9 + mt_ns if valid & _MTIME else s.st_mtime_ns), follow_symlinks=False)
+            os.utime(
+                path,
+                ns=(atime, mt * 10**9 + mt_ns if valid & _MTIME else s.st_mtime_ns),
+                follow_symlinks=False,
+            )
         return self.getattr(node, b"")
 
     def readlink(self, node: int, _: bytes) -> bytes:
@@ -170,7 +177,9 @@ class _Server:
         return self.entry(path)
 
     def opened(self, path: bytes, flags: int) -> bytes:
-        return struct.pack("<QII", os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) | os.O_CLOEXEC), 0, 0)
+        return struct.pack(
+            "<QII", os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) | os.O_CLOEXEC), 0, 0
+        )
 
     def open(self, node: int, data: bytes) -> bytes:
         return self.opened(self.paths[node], struct.unpack_from("<I", data)[0])
@@ -196,7 +205,19 @@ class _Server:
 
     def statfs(self, node: int, _: bytes) -> bytes:
         s = os.statvfs(self.paths[1])
-        return struct.pack("<QQQQQIIII6I", s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_bsize, 255, s.f_frsize, 0, *[0] * 6)
+        return struct.pack(
+            "<QQQQQIIII6I",
+            s.f_blocks,
+            s.f_bfree,
+            s.f_bavail,
+            s.f_files,
+            s.f_ffree,
+            s.f_bsize,
+            255,
+            s.f_frsize,
+            0,
+            *[0] * 6,
+        )
 
     def readdir(self, node: int, data: bytes) -> bytes:
         _, offset, size = struct.unpack_from("<QQI", data)
@@ -229,9 +250,17 @@ def open_device(folder: str) -> int:
 
 @contextlib.contextmanager
 def mounted(target: str, backing: str) -> Generator[None]:
-    """For the length of the block the tree of `backing` is at `target`, folding; in a mount namespace of one's own, as root."""
+    """For the length of the block the tree of `backing` is at `target`, folding; in a mount namespace of
+    one's own, as root.
+    """
     fd = open_device(os.path.dirname(target))
-    syscalls.mount("eos-folding", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions")
+    syscalls.mount(
+        "eos-folding",
+        target,
+        "fuse",
+        0,
+        f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions",
+    )
     pid = in_namespace.fork()
     if pid == 0:
         code = 1

@@ -24,7 +24,9 @@ while True:
             print("full", flush=True)
         said = True
 """
-"""A program that forks without end and leaves its group each time; refused one more process, it says so and goes on trying."""
+"""A program that forks without end and leaves its group each time; refused one more process, it says so and
+goes on trying.
+"""
 
 
 def limiting() -> list[str]:
@@ -75,4 +77,9 @@ def wait_until_gone(text: str) -> list[str]:
 
 def paths_of(pid: int) -> dict[str, str]:
     """Hierarchy -> path of a process."""
-    return {hierarchy: path for _, hierarchy, path in (line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())}
+    return {
+        hierarchy: path
+        for _, hierarchy, path in (
+            line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        )
+    }

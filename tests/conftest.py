@@ -16,10 +16,18 @@ REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(
 """Not empty: this run must leave out nothing. A skip, an xfail, a deselected test is a failure."""
 
 ELSEWHERE = frozenset({"cgroups2"})
-"""Powers of another kernel than the gate's: what needs one of them is no part of a run on a machine without it (`make vm` has it)."""
+"""Powers of another kernel than the gate's: what needs one of them is no part of a run on a machine without
+it (`make vm` has it).
+"""
 
-FIRST = ("tests/test_quality.py", "tests/layerstack/test_crash.py", "tests/layerstack/test_faults_are_found.py")
-"""The longest files, which want a processor all the time: at the end they would run alone, at the beginning beside those that wait."""
+FIRST = (
+    "tests/test_quality.py",
+    "tests/layerstack/test_crash.py",
+    "tests/layerstack/test_faults_are_found.py",
+)
+"""The longest files, which want a processor all the time: at the end they would run alone, at the beginning
+beside those that wait.
+"""
 
 _left_out: list[str] = []
 _left_behind: list[str] = []
@@ -28,7 +36,11 @@ _elsewhere_off = 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", action="store_true", help="run what is marked soak, and thousands of examples instead of dozens")
+    parser.addoption(
+        "--soak",
+        action="store_true",
+        help="run what is marked soak, and thousands of examples instead of dozens",
+    )
 
 
 def soaking(config: pytest.Config) -> bool:
@@ -39,7 +51,9 @@ def soaking(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     unknown = REQUIRED - probes.PROBES.keys()
     if unknown:
-        raise pytest.UsageError(f"EOS_REQUIRE names no power: {', '.join(sorted(unknown))}; there are {', '.join(probes.PROBES)}")
+        raise pytest.UsageError(
+            f"EOS_REQUIRE names no power: {', '.join(sorted(unknown))}; there are {', '.join(probes.PROBES)}"
+        )
     if soaking(config):
         os.environ["EOS_SOAK"] = "1"
     if not hasattr(config, "workerinput"):
@@ -47,12 +61,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    required = [f"required: {','.join(sorted(REQUIRED))}; whatever is left out is a failure"] if REQUIRED else []
-    return [*probes.describe(), *required, f"soak: {'on' if soaking(config) else 'off'}; scratch: {probes.scratch_root()}"]
+    required = (
+        [f"required: {','.join(sorted(REQUIRED))}; whatever is left out is a failure"] if REQUIRED else []
+    )
+    return [
+        *probes.describe(),
+        *required,
+        f"soak: {'on' if soaking(config) else 'off'}; scratch: {probes.scratch_root()}",
+    ]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Soak tests are no part of an ordinary run, nor those of another kernel. A power that nobody knows is an error of the test."""
+    """Soak tests are no part of an ordinary run, nor those of another kernel. A power that nobody knows is an
+    error of the test.
+    """
     global _soak_off, _elsewhere_off
     for item in items:
         for marker in item.iter_markers("needs"):
@@ -91,18 +113,25 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if REQUIRED and report.skipped:
         what = "xfailed" if hasattr(report, "wasxfail") else "skipped"
-        report.outcome, report.longrepr = "failed", f"{what}, but EOS_REQUIRE lets nothing be left out: {_reason(report)}"
+        report.outcome, report.longrepr = (
+            "failed",
+            f"{what}, but EOS_REQUIRE lets nothing be left out: {_reason(report)}",
+        )
         if hasattr(report, "wasxfail"):
             del report.wasxfail
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     if REQUIRED and report.skipped:
         _left_out.append(f"skipped while collecting: {collector.nodeid}: {_reason(report)}")
@@ -153,7 +182,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def make_short_dir(prefix: str = "eos-") -> str:
-    """A new directory, mode 0755, whose name leaves room for a unix socket, on a file system that can carry an upperdir."""
+    """A new directory, mode 0755, whose name leaves room for a unix socket, on a file system that can carry
+    an upperdir.
+    """
     path = tempfile.mkdtemp(prefix=prefix, dir=probes.scratch_root())
     os.chmod(path, 0o755)
     leaks.note("directory", path)
@@ -163,7 +194,9 @@ def make_short_dir(prefix: str = "eos-") -> str:
 def drop_dir(path: str) -> None:
     """Delete it; something still mounted below it is a failure, since its test forgot it."""
     with open("/proc/self/mountinfo", "rb") as file:
-        mounted = [line.split()[4].decode() for line in file if line.split()[4].startswith(os.fsencode(path) + b"/")]
+        mounted = [
+            line.split()[4].decode() for line in file if line.split()[4].startswith(os.fsencode(path) + b"/")
+        ]
     assert not mounted, f"the test left mounts: {mounted}"
     leaks.note_instances_in(path)
     fsync.remove_tree(path)
@@ -179,7 +212,9 @@ def short_dir() -> Generator[str]:
 
 @pytest.fixture
 def state_dir(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """A state directory of this test's own: EOS_STATE_DIR points to it, so its gateway, its token and its instance id lie there."""
+    """A state directory of this test's own: EOS_STATE_DIR points to it, so its gateway, its token and its
+    instance id lie there.
+    """
     path = make_short_dir("eos-s-")
     os.chmod(path, 0o700)  # tests put files of their own into it, and an open one with such files is refused
     monkeypatch.setenv("EOS_STATE_DIR", path)
@@ -198,7 +233,9 @@ def _nobodys_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def in_mount_namespace() -> Callable[..., Any]:
-    """call(function, *args): runs it in a child with a mount namespace of its own: as root, or as an ordinary user in a user namespace."""
+    """call(function, *args): runs it in a child with a mount namespace of its own: as root, or as an ordinary
+    user in a user namespace.
+    """
     form = "trusted" if os.geteuid() == 0 else "user"
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +246,9 @@ def in_mount_namespace() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def image() -> Callable[[str], str]:
-    """image("busybox") -> the reference of an image that the engine has; made when missing. The test needs dockerd."""
+    """image("busybox") -> the reference of an image that the engine has; made when missing. The test needs
+    dockerd.
+    """
 
     def made(name: str) -> str:
         try:

@@ -1,7 +1,8 @@
 """A crowded tree: so few paths that sessions meet at nearly each of them, with what small trees seldom have.
 
-A directory with more names than sealing lists out when it is made anew, a file beyond the limit of texts, directories with xattrs, files that
-are alone in their directory, two names of one file, a file with holes. `Crowd` does to it what programs do, chosen by a random generator.
+A directory with more names than sealing lists out when it is made anew, a file beyond the limit of texts,
+directories with xattrs, files that are alone in their directory, two names of one file, a file with holes.
+`Crowd` does to it what programs do, chosen by a random generator.
 """
 
 from __future__ import annotations
@@ -40,15 +41,25 @@ def byte_code(path: str, number: int) -> bytes:
 def crowded(random: Random) -> Tree:
     """One of them; a few paths are left out, a few have attributes of their own."""
     owner = (os.geteuid(), os.getegid())
-    tree: Tree = {"": Entry(DIRECTORY, (0o755, *owner)), ".gitignore": Entry(FILE, (0o644, *owner), b"ig/\n*.o\n")}
+    tree: Tree = {
+        "": Entry(DIRECTORY, (0o755, *owner)),
+        ".gitignore": Entry(FILE, (0o644, *owner), b"ig/\n*.o\n"),
+    }
     bodies = {"long": LONG, "d/g": random.choice((TEXT, b"", b"binary\0one"))}
     for path in (*FILES, *MANY):
         if random.random() < 0.08:
             continue
         for above in ancestors(path):
-            tree.setdefault(above, Entry(DIRECTORY, (random.choice((0o755, 0o755, 0o700)), *owner), b"", some_xattrs(random)))
+            tree.setdefault(
+                above,
+                Entry(DIRECTORY, (random.choice((0o755, 0o755, 0o700)), *owner), b"", some_xattrs(random)),
+            )
         tree[path] = Entry(FILE, (0o644, *owner), bodies.get(path, TEXT), some_xattrs(random))
-    parts = {path: byte_code(path, 9) for path in PYC} | {"d/cache/CACHEDIR.TAG": TAG, "d/cache/x": b"x", "d/cache/x.o": b"x"}
+    parts = {path: byte_code(path, 9) for path in PYC} | {
+        "d/cache/CACHEDIR.TAG": TAG,
+        "d/cache/x": b"x",
+        "d/cache/x.o": b"x",
+    }
     parts |= {"d/u.db": b"", "d/u.db-wal": b"9"}
     for path, body in parts.items():
         if random.random() < 0.4:
@@ -64,12 +75,15 @@ def some_xattrs(random: Random) -> tuple[tuple[str, bytes], ...]:
 
 
 class Crowd:
-    """Works on the crowded tree at `root`, or on what is left of it; mostly at and below the directory `focus`."""
+    """Works on the crowded tree at `root`, or on what is left of it; mostly at and below the directory
+    `focus`.
+    """
 
     def __init__(self, root: str, random: Random, focus: str = "") -> None:
         self.root, self.random = root, random
         self.files, self.folders, self.new = (
-            [path for path in some if not focus or path == focus or path.startswith(focus + "/")] for some in (FILES, FOLDERS, NEW)
+            [path for path in some if not focus or path == focus or path.startswith(focus + "/")]
+            for some in (FILES, FOLDERS, NEW)
         )
         for some, rest in ((self.files, FILES), (self.folders, FOLDERS), (self.new, NEW)):
             if not some or random.random() < 0.2:
@@ -98,7 +112,11 @@ class Crowd:
 
     @staticmethod
     def put(full: str, body: bytes) -> None:
-        if os.path.isdir(full) or os.path.islink(full) or (os.path.lexists(full) and not os.path.isfile(full)):
+        if (
+            os.path.isdir(full)
+            or os.path.islink(full)
+            or (os.path.lexists(full) and not os.path.isfile(full))
+        ):
             raise FileExistsError(full)
         os.makedirs(os.path.dirname(full), exist_ok=True)
         with open(full, "wb") as file:
@@ -119,7 +137,9 @@ class Crowd:
             lines = file.read().splitlines(keepends=True)
         what = self.random.randrange(8)
         if what < 5 and lines:
-            lines[self.random.choice((1, len(lines) - 2)) % len(lines)] = b"changed %d\n" % self.random.randrange(3)
+            lines[self.random.choice((1, len(lines) - 2)) % len(lines)] = (
+                b"changed %d\n" % self.random.randrange(3)
+            )
             self.put(full, b"".join(lines))
         else:
             self.put(full, (b"", b"short\n", b"binary\0two")[what % 3])
@@ -172,7 +192,7 @@ class Crowd:
                 self.put(f"{folder}/scattered", b"%d\n" % self.random.randrange(3))
 
     def make_anew(self) -> None:
-        """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark stays."""
+        """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark stays."""  # noqa: E501
         full = self.a_folder()
         if full == self.root:
             raise OSError
@@ -208,7 +228,9 @@ class Crowd:
         os.rename(self.a_place(), self.a_place())
 
     def touch(self) -> None:
-        """A file or a directory gets a time of its own choice, long ago: nothing else that happens can give it."""
+        """A file or a directory gets a time of its own choice, long ago: nothing else that happens can give
+        it.
+        """
         full = self.random.choice((self.a_folder, self.a_file))()
         os.utime(full, ns=(LONG_AGO, LONG_AGO + self.random.randrange(1 << 40)))
 
@@ -232,7 +254,10 @@ class Crowd:
             self.put(full + "-shm", b"%d" % self.random.randrange(3))
             return
         if self.random.random() < 0.6:
-            self.put(full, b"" if self.random.random() < 0.3 else b"SQLite format 3\0page %d" % self.random.randrange(3))
+            self.put(
+                full,
+                b"" if self.random.random() < 0.3 else b"SQLite format 3\0page %d" % self.random.randrange(3),
+            )
         if self.random.random() < 0.5:
             self.put(full + self.random.choice(("-wal", "-wal", "-shm")), b"%d" % self.random.randrange(3))
         elif os.path.exists(full + "-wal") and self.random.random() < 0.5:
@@ -254,12 +279,17 @@ class Crowd:
         elif what == 1:
             self.put(self.full("d/cache/CACHEDIR.TAG"), TAG)
         else:
-            self.put(self.full(f"d/cache/x{'.o' if what == 2 else ''}"), b"binary\0%d" % self.random.randrange(3))
+            self.put(
+                self.full(f"d/cache/x{'.o' if what == 2 else ''}"), b"binary\0%d" % self.random.randrange(3)
+            )
 
     def ignores(self) -> None:
-        self.put(self.full(".gitignore"), self.random.choice((b"ig/\n*.o\n", b"*.o\n", b"ig/\n*.o\nd.o\nbig/n0*\n", b"ig/\n")))
+        self.put(
+            self.full(".gitignore"),
+            self.random.choice((b"ig/\n*.o\n", b"*.o\n", b"ig/\n*.o\nd.o\nbig/n0*\n", b"ig/\n")),
+        )
 
     KINDS = (
-        edit, edit, edit, edit, shorten, write_new, write_new, chmod, chmod, chmod_folder, chmod_folder, xattr, xattr, xattr, remove, remove,
-        remove_folder, remove_folder, scatter, scatter, database, database, byte_code, cache, ignores,        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
+        edit, edit, edit, edit, shorten, write_new, write_new, chmod, chmod, chmod_folder, chmod_folder, xattr, xattr, xattr, remove, remove,  # noqa: E501
+        remove_folder, remove_folder, scatter, scatter, database, database, byte_code, cache, ignores,        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,  # noqa: E501
     )  # fmt: skip

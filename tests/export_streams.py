@@ -1,4 +1,6 @@
-"""Export streams for tests: made by hand, taken apart, and a real store on a real overlay whose head is exported."""
+"""Export streams for tests: made by hand, taken apart, and a real store on a real overlay whose head is
+exported.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.trees import Tree, read_tree, write_tree
 SECOND = 1_000_000_000
 
 
-def file(path: bytes, data: bytes = b"", mode: int = 0o644, mtime_ns: int = 1_700_000_000 * SECOND) -> tuple[pax.Header, bytes]:
+def file(
+    path: bytes, data: bytes = b"", mode: int = 0o644, mtime_ns: int = 1_700_000_000 * SECOND
+) -> tuple[pax.Header, bytes]:
     return pax.Header(path, pax.FILE, mode, len(data), mtime_ns), data
 
 
@@ -51,12 +55,25 @@ def tar_of(entries: Iterable[tuple[pax.Header, bytes]]) -> bytes:
 
 
 def pack(
-    tar: bytes, *, count: int, frame: int = 100_000, header: dict[str, Any] | None = None, trailer: dict[str, Any] | None = None
+    tar: bytes,
+    *,
+    count: int,
+    frame: int = 100_000,
+    header: dict[str, Any] | None = None,
+    trailer: dict[str, Any] | None = None,
 ) -> bytes:
     """A whole stream around a tar: each part can be spoilt."""
     first = {"format": 1, "manifest_version": 2, "layers_exported": ["L000002-0badcafe"], **(header or {})}
-    last = {"entries": count, "tar_bytes": len(tar), "sha256": hashlib.sha256(tar).hexdigest(), **(trailer or {})}
-    frames = b"".join(struct.pack(">I", len(tar[at : at + frame])) + tar[at : at + frame] for at in range(0, len(tar), frame))
+    last = {
+        "entries": count,
+        "tar_bytes": len(tar),
+        "sha256": hashlib.sha256(tar).hexdigest(),
+        **(trailer or {}),
+    }
+    frames = b"".join(
+        struct.pack(">I", len(tar[at : at + frame])) + tar[at : at + frame]
+        for at in range(0, len(tar), frame)
+    )
     return json.dumps(first).encode() + b"\n" + frames + bytes(4) + json.dumps(last).encode() + b"\n"
 
 
@@ -66,19 +83,28 @@ def made(*entries: tuple[pax.Header, bytes], **more: Any) -> bytes:
 
 
 def made_by_digests(*entries: tuple[pax.Header, bytes], given: bool = False, **more: Any) -> bytes:
-    """The same in format 2: each file with its digest, unless the entries have theirs, and the trailer's leaves out their content."""
+    """The same in format 2: each file with its digest, unless the entries have theirs, and the trailer's
+    leaves out their content.
+    """
     digest, told = hashlib.sha256(), list[tuple[pax.Header, bytes]]()
     for header, data in entries:
         plain = header.type == pax.FILE and not header.kind and not given
-        told.append((header._replace(sha256=hashlib.sha256(data).hexdigest().encode()) if plain else header, data))
+        told.append(
+            (header._replace(sha256=hashlib.sha256(data).hexdigest().encode()) if plain else header, data)
+        )
         digest.update(pax.encode(told[-1][0]) + pax.padding(len(data)))
     digest.update(pax.END)
-    first, last = {"format": 2, **more.pop("header", {})}, {"sha256": digest.hexdigest(), **more.pop("trailer", {})}
+    first, last = (
+        {"format": 2, **more.pop("header", {})},
+        {"sha256": digest.hexdigest(), **more.pop("trailer", {})},
+    )
     return made(*told, header=first, trailer=last, **more)
 
 
 def journals() -> str:
-    """A state directory's folder of records, this run's and this user's: children that are killed and who comes after them share it."""
+    """A state directory's folder of records, this run's and this user's: children that are killed and who
+    comes after them share it.
+    """
     return os.path.join(_STATE, str(os.geteuid()))
 
 
@@ -118,7 +144,7 @@ def unpack(data: bytes) -> Unpacked:
 
 
 class Stack:
-    """A real store over a base, in a child that may mount; `publish` runs an edit in a session on the head."""
+    """A real store over a base, in a child that may mount; `publish` runs an edit in a session on the head."""  # noqa: E501
 
     def __init__(self, folder: str, base: Tree, form: str = "trusted") -> None:
         self.folder, self.form = folder, FORMS[form]

@@ -1,11 +1,13 @@
-"""The images that the tests run in: eos-test/debian, eos-test/busybox, eos-test/musl, eos-test/empty, made by `docker import`, once.
+"""The images that the tests run in: eos-test/debian, eos-test/busybox, eos-test/musl, eos-test/empty, made by
+`docker import`, once.
 
     python tests/images.py            make what is missing
     python tests/images.py busybox    only that one
     python tests/images.py --again    make all of them anew
 
-Nothing is pulled. The Debian tree comes from debootstrap and the mirror that apt uses on this machine; its tar is kept in
-$XDG_CACHE_HOME/eos-tests, keyed by suite, packages and recipe. An image carries the recipe's key as a label: another key, made anew.
+Nothing is pulled. The Debian tree comes from debootstrap and the mirror that apt uses on this machine; its
+tar is kept in $XDG_CACHE_HOME/eos-tests, keyed by suite, packages and recipe. An image carries the recipe's
+key as a label: another key, made anew.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 DEBIAN_PACKAGES = ("git", "procps", "python3", "make", "ninja-build", "sqlite3", "tcc", "libc6-dev")
-"""What tests run in it: real build tools and a database; tcc is the C compiler `cc` there, 0.3 MB to fetch where gcc is 45."""
+"""What tests run in it: real build tools and a database; tcc is the C compiler `cc` there, 0.3 MB to fetch
+where gcc is 45.
+"""
 LABEL = "eos.test.recipe"
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
 GROUP = b"root:x:0:\nnogroup:x:65534:\n"
@@ -71,14 +75,18 @@ def _lock(name: str) -> Generator[None]:
         yield
 
 
-def _run(*argv: str, data: bytes | None = None, stdin_path: str | None = None, timeout_s: float = 300) -> bytes:
+def _run(
+    *argv: str, data: bytes | None = None, stdin_path: str | None = None, timeout_s: float = 300
+) -> bytes:
     with open(stdin_path, "rb") if stdin_path else contextlib.nullcontext(subprocess.DEVNULL) as stdin:
         if data is not None:
             done = subprocess.run(argv, input=data, capture_output=True, timeout=timeout_s)
         else:
             done = subprocess.run(argv, stdin=stdin, capture_output=True, timeout=timeout_s)
     if done.returncode:
-        raise ImageUnavailable(f"{' '.join(argv[:3])} failed: {done.stderr.decode(errors='replace').strip()[-600:]}")
+        raise ImageUnavailable(
+            f"{' '.join(argv[:3])} failed: {done.stderr.decode(errors='replace').strip()[-600:]}"
+        )
     return done.stdout
 
 
@@ -89,7 +97,9 @@ def _need(program: str, package: str) -> str:
     return path
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes | None = None, *, mode: int = 0o644, link: str | None = None) -> None:
+def _add(
+    tar: tarfile.TarFile, name: str, data: bytes | None = None, *, mode: int = 0o644, link: str | None = None
+) -> None:
     info = tarfile.TarInfo(name)
     info.mode = mode
     if link is not None:
@@ -114,7 +124,15 @@ def static_busybox() -> str:
 
 def _busybox_tree(tar: tarfile.TarFile) -> None:
     busybox = static_busybox()
-    for name, mode in (("bin", 0o755), ("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("root", 0o700), ("sys", 0o555), ("tmp", 0o1777)):
+    for name, mode in (
+        ("bin", 0o755),
+        ("dev", 0o755),
+        ("etc", 0o755),
+        ("proc", 0o555),
+        ("root", 0o700),
+        ("sys", 0o555),
+        ("tmp", 0o1777),
+    ):
         _add(tar, name, mode=mode)
     _add(tar, "etc/passwd", PASSWD)
     _add(tar, "etc/group", GROUP)
@@ -139,7 +157,9 @@ def _musl_loader() -> str:
 
 
 def _write_musl(path: str) -> None:
-    """busybox for the shell; musl as the only libc; /bin/libc-name, a program that is linked with it, where musl-gcc is there."""
+    """busybox for the shell; musl as the only libc; /bin/libc-name, a program that is linked with it, where
+    musl-gcc is there.
+    """
     loader = _musl_loader()
     with tarfile.open(path, "w") as tar, tempfile.TemporaryDirectory() as scratch:
         _busybox_tree(tar)
@@ -160,7 +180,9 @@ def _write_empty(path: str) -> None:
 
 
 def debian_source() -> tuple[str, str]:
-    """(mirror, suite) that apt on this machine uses: the target whose codename is the release's own; nothing is written down here."""
+    """(mirror, suite) that apt on this machine uses: the target whose codename is the release's own; nothing
+    is written down here.
+    """
     _need("apt-get", "apt")
     release: dict[str, str] = {}
     with open("/etc/os-release") as file:
@@ -168,7 +190,17 @@ def debian_source() -> tuple[str, str]:
             name, _, value = line.strip().partition("=")
             release[name] = value.strip('"')
     codename = release.get("VERSION_CODENAME", "")
-    found = _run("apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)", "Created-By: Packages").decode().split("\n")
+    found = (
+        _run(
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(REPO_URI) $(CODENAME) $(COMPONENT)",
+            "Created-By: Packages",
+        )
+        .decode()
+        .split("\n")
+    )
     targets = [line.split() for line in found if len(line.split()) == 3]
     for mirror, suite, component in targets:
         if suite == codename and component == "main":
@@ -190,8 +222,22 @@ def _write_debian(path: str) -> None:
         debootstrap = _need("debootstrap", "debootstrap")
         with tempfile.TemporaryDirectory(dir=cache_dir()) as scratch:
             tree = os.path.join(scratch, "tree")
-            _run(debootstrap, "--variant=minbase", f"--include={','.join(DEBIAN_PACKAGES)}", suite, tree, mirror, timeout_s=600)
-            for name in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+            _run(
+                debootstrap,
+                "--variant=minbase",
+                f"--include={','.join(DEBIAN_PACKAGES)}",
+                suite,
+                tree,
+                mirror,
+                timeout_s=600,
+            )
+            for name in (
+                "var/cache/apt/archives",
+                "var/lib/apt/lists",
+                "usr/share/doc",
+                "usr/share/man",
+                "usr/share/locale",
+            ):
                 shutil.rmtree(os.path.join(tree, name), ignore_errors=True)
                 os.makedirs(os.path.join(tree, name), exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -220,7 +266,11 @@ def recipe(name: str) -> Recipe:
         return Recipe("1-" + _file_key(static_busybox()), _write_busybox, ("CMD /bin/sh",))
     if name == "musl":
         compiler = "with" if shutil.which("musl-gcc") else "without"
-        return Recipe(f"1-{_file_key(static_busybox(), os.path.realpath(_musl_loader()))}-{compiler}", _write_musl, ("CMD /bin/sh",))
+        return Recipe(
+            f"1-{_file_key(static_busybox(), os.path.realpath(_musl_loader()))}-{compiler}",
+            _write_musl,
+            ("CMD /bin/sh",),
+        )
     if name == "debian":
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return Recipe("1-" + _debian_key(), _write_debian, ("CMD /bin/bash", f"ENV PATH={path}"))
@@ -242,7 +292,9 @@ def _present(reference: str) -> str | None:
 
 
 def ensure(name: str, *, again: bool = False) -> str:
-    """Make the image when the engine lacks it, or has it of another recipe; returns its reference, `eos-test/<name>:latest`."""
+    """Make the image when the engine lacks it, or has it of another recipe; returns its reference,
+    `eos-test/<name>:latest`.
+    """
     reference = f"eos-test/{name}:latest"
     with _lock(f"image-{name}"):
         made = recipe(name)
@@ -253,7 +305,13 @@ def ensure(name: str, *, again: bool = False) -> str:
             made.write_tar(path)
             assert stat.S_ISREG(os.stat(path).st_mode)
             changes = [f"LABEL {LABEL}={made.key}", *made.changes]
-            argv = ["docker", "import", *(word for change in changes for word in ("--change", change)), "-", reference]
+            argv = [
+                "docker",
+                "import",
+                *(word for change in changes for word in ("--change", change)),
+                "-",
+                reference,
+            ]
             _run(*argv, stdin_path=path)
     return reference
 

@@ -1,7 +1,8 @@
-"""Run a function in a child process: in its own mount namespace as root, or in a user namespace as an ordinary user. Mounts end with it.
+"""Run a function in a child process: in its own mount namespace as root, or in a user namespace as an
+ordinary user. Mounts end with it.
 
-The child is a fork, so that closures and imported modules are there. What the function returns comes back by pickle; what it raises comes
-back as ChildFailed with the child's own traceback in the text.
+The child is a fork, so that closures and imported modules are there. What the function returns comes back by
+pickle; what it raises comes back as ChildFailed with the child's own traceback in the text.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ ORDINARY_UID = 65534
 
 
 class ChildFailed(AssertionError):
-    """The function raised; `kind` is the name of the exception's class, the text ends with the child's traceback."""
+    """The function raised; `kind` is the name of the exception's class, the text ends with the child's
+    traceback.
+    """
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"in the child: {text}")
@@ -44,11 +47,13 @@ class ChildDied(Exception):
     def __init__(self, status: int) -> None:
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
-        super().__init__(f"child ended by signal {self.signal}" if self.signal else f"child exited with {self.code}")
+        super().__init__(
+            f"child ended by signal {self.signal}" if self.signal else f"child exited with {self.code}"
+        )
 
 
 def timeout_s() -> float:
-    """The limit of this run. Asked for at each call: `--soak` is known only after this module was imported."""
+    """The limit of this run. Asked for at each call: `--soak` is known only after this module was imported."""  # noqa: E501
     return TIMEOUT_S if os.environ.get("EOS_SOAK", "") in ("", "0") else SOAK_TIMEOUT_S
 
 
@@ -67,7 +72,9 @@ def become(uid: int) -> None:
 
 
 def enter_user_namespace() -> None:
-    """This user becomes uid 0 of a new user namespace, with mounts of its own; a single-threaded process only."""
+    """This user becomes uid 0 of a new user namespace, with mounts of its own; a single-threaded process
+    only.
+    """
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
@@ -77,7 +84,9 @@ def enter_user_namespace() -> None:
 
 
 def enter(form: str | None) -> None:
-    """None: nothing. "trusted": a mount namespace. "user": an ordinary uid (when root), then a user and mount namespace. "uid": that uid alone."""
+    """None: nothing. "trusted": a mount namespace. "user": an ordinary uid (when root), then a user and mount
+    namespace. "uid": that uid alone.
+    """
     if form == "trusted":
         enter_mount_namespace()
     elif form in ("user", "uid"):
@@ -90,10 +99,11 @@ def enter(form: str | None) -> None:
 
 
 def fork() -> int:
-    """os.fork without Python 3.12's warning about threads: ours are C threads of pytest's faulthandler, which hold no lock of the child.
+    """os.fork without Python 3.12's warning about threads: ours are C threads of pytest's faulthandler, which
+    hold no lock of the child.
 
-    What is garbage in the parent is left to it. A compressor of zstd that the child's collector came upon would wait for ever for its
-    threads, which are in the parent alone.
+    What is garbage in the parent is left to it. A compressor of zstd that the child's collector came upon
+    would wait for ever for its threads, which are in the parent alone.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -104,7 +114,12 @@ def fork() -> int:
 
 
 def _serve(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], form: str | None, answer_fd: int, parent: int
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    form: str | None,
+    answer_fd: int,
+    parent: int,
 ) -> None:
     """The whole life of the child; does not return."""
     code = 1
@@ -128,7 +143,8 @@ def _serve(
 
 
 def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for as long as `timeout_s` says.
+    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for as long as
+    `timeout_s` says.
 
     Raises:
         ChildFailed: the function raised.

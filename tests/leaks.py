@@ -1,7 +1,8 @@
 """What the tests of one run make outside of themselves; at its end none of it may be left.
 
-Every directory, sandbox and gateway's instance id is noted where it is made, by whichever process of the run, in one file that the first
-process reads at the end: only what the run itself has made is looked for, since others may use the machine and its engine meanwhile.
+Every directory, sandbox and gateway's instance id is noted where it is made, by whichever process of the run,
+in one file that the first process reads at the end: only what the run itself has made is looked for, since
+others may use the machine and its engine meanwhile.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def made() -> list[Made]:
 
 
 def found() -> list[str]:
-    """A line for each thing that is left, and which test made it. What was told to end is given some seconds."""
+    """A line for each thing that is left, and which test made it. What was told to end is given some seconds."""  # noqa: E501
     lines = _look()
     for _ in range(ROUNDS):
         if not lines:
@@ -94,19 +95,34 @@ def _look() -> list[str]:
     all_made = made()
     folders = {os.path.basename(one.name): one for one in all_made if one.kind == "directory"}
     sandboxes = {one.name: one for one in all_made if one.kind == "sandbox"}
-    lines = [f"{one.name} ({one.by})" for one in folders.values() if one.name != str(shared()) and os.path.lexists(one.name)]
+    lines = [
+        f"{one.name} ({one.by})"
+        for one in folders.values()
+        if one.name != str(shared()) and os.path.lexists(one.name)
+    ]
     mine = (str(os.getpid()), str(os.getppid()))
     namespaces: set[str] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             space = os.readlink(f"/proc/{pid}/ns/mnt")
-            mounts = "" if space in namespaces else "\n".join(unmasked(Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")))
+            mounts = (
+                ""
+                if space in namespaces
+                else "\n".join(unmasked(Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")))
+            )
         except OSError:
             continue
         namespaces.add(space)
-        lines += [f"process {pid}: {words[:200]} ({folders[name].by})" for name in _names(words) & folders.keys() if pid not in mine]
-        lines += [f"a mount in the namespace of {pid} names {name} ({folders[name].by})" for name in _names(mounts) & folders.keys()]
+        lines += [
+            f"process {pid}: {words[:200]} ({folders[name].by})"
+            for name in _names(words) & folders.keys()
+            if pid not in mine
+        ]
+        lines += [
+            f"a mount in the namespace of {pid} names {name} ({folders[name].by})"
+            for name in _names(mounts) & folders.keys()
+        ]
     stores = {hashlib.sha256(os.fsencode(f"{one.name}/st")).hexdigest()[:8]: one for one in folders.values()}
     for cgroup in Path("/sys/fs/cgroup").glob("*/eos-*"):
         whose = next((one for name, one in sandboxes.items() if cgroup.name.startswith(name)), None)
@@ -115,7 +131,10 @@ def _look() -> list[str]:
         if whose is not None:
             lines.append(f"{cgroup} ({whose.by})")
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
-        lines += [f"{file}: {file.read_text().strip()} ({folders[name].by})" for name in _names(file.read_text()) & folders.keys()]
+        lines += [
+            f"{file}: {file.read_text().strip()} ({folders[name].by})"
+            for name in _names(file.read_text()) & folders.keys()
+        ]
     if sandboxes:
         lines += _in_engine(folders, sandboxes)
     return lines
@@ -138,7 +157,9 @@ def _in_engine(folders: dict[str, Made], sandboxes: dict[str, Made]) -> list[str
 
 
 def remove_shared_volumes() -> None:
-    """Bundles and bases that gateways of this run have put into the engine, where no container has them: it keeps them for the next sandbox."""
+    """Bundles and bases that gateways of this run have put into the engine, where no container has them: it
+    keeps them for the next sandbox.
+    """
     instances = {one.name for one in made() if one.kind == "instance"}
     for line in _docker("volume", "ls", "--format", '{{.Name}} {{.Label "eos.made_by"}}'):
         name, _, instance = line.partition(" ")
@@ -149,7 +170,9 @@ def remove_shared_volumes() -> None:
 def _docker(*words: str) -> list[str]:
     """The lines that it prints; none where there is no engine, or where it refuses."""
     try:
-        done = subprocess.run(["docker", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["docker", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
     except OSError:
         return []
     return done.stdout.splitlines() if done.returncode == 0 else []

@@ -1,7 +1,7 @@
 """The levels of the three packages: which room may import which, and which does, read from the sources.
 
-A room is a sub-package; modules beside the sub-packages are a room of their own name. A module imports from its own level
-and from those to the left. tests/test_rooms.py holds it; docs/make_pictures.py draws it.
+A room is a sub-package; modules beside the sub-packages are a room of their own name. A module imports from
+its own level and from those to the left. tests/test_rooms.py holds it; docs/make_pictures.py draws it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
 }
-"""Package -> its levels, lowest first; a level is one room, or several that may import each other. "." is the package's own `__init__`."""
+"""Package -> its levels, lowest first; a level is one room, or several that may import each other. "." is the
+package's own `__init__`.
+"""
 
 
 class Arrow(NamedTuple):
@@ -90,10 +92,15 @@ def modules(package: str) -> dict[str, str]:
     top = os.path.join(ROOT, FOLDERS[package])
     found: dict[str, str] = {}
     for folder, names, files in os.walk(top):
-        names[:] = sorted(n for n in names if n != "__pycache__" and (os.path.basename(folder), n) != ("demo", "project"))
+        names[:] = sorted(
+            n for n in names if n != "__pycache__" and (os.path.basename(folder), n) != ("demo", "project")
+        )
         for file in sorted(files):
             if file.endswith(".py"):
-                parts = [package, *os.path.relpath(os.path.join(folder, file), top)[: -len(".py")].split(os.sep)]
+                parts = [
+                    package,
+                    *os.path.relpath(os.path.join(folder, file), top)[: -len(".py")].split(os.sep),
+                ]
                 found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = os.path.join(folder, file)
     return found
 
@@ -113,7 +120,9 @@ def _imports(module: str, path: str, known: dict[str, str]) -> Iterator[Arrow]:
                 if node.level
                 else node.module or ""
             )
-            targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+            targets = [
+                f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names
+            ]
         for target in targets:
             if target in known and target != module:
                 yield Arrow(module, getattr(node, "lineno", 0), target)
@@ -121,9 +130,16 @@ def _imports(module: str, path: str, known: dict[str, str]) -> Iterator[Arrow]:
 
 @functools.cache
 def arrows(package: str) -> tuple[Arrow, ...]:
-    """Every import inside a package. The package's own `__init__`, which loads names when they are asked for, is left out."""
+    """Every import inside a package. The package's own `__init__`, which loads names when they are asked for,
+    is left out.
+    """
     known = modules(package)
-    return tuple(arrow for module, path in known.items() if module != package for arrow in _imports(module, path, known))
+    return tuple(
+        arrow
+        for module, path in known.items()
+        if module != package
+        for arrow in _imports(module, path, known)
+    )
 
 
 def room_imports(package: str) -> dict[str, set[str]]:
@@ -139,4 +155,6 @@ def upward(package: str) -> list[Arrow]:
     """Imports that point up, or whose room has no level."""
     level = {room: n for n, rooms in enumerate(LEVELS[package]) for room in rooms}
     top = len(level)
-    return [a for a in arrows(package) if level.get(room_of(a.target), top) > level.get(room_of(a.module), -1)]
+    return [
+        a for a in arrows(package) if level.get(room_of(a.target), top) > level.get(room_of(a.module), -1)
+    ]

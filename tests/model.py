@@ -1,6 +1,8 @@
-"""ModelStack: the meaning of the layer stack on plain dicts. No layers, whiteouts, opaque marks or indexes; on purpose the dumbest form.
+"""ModelStack: the meaning of the layer stack on plain dicts. No layers, whiteouts, opaque marks or indexes;
+on purpose the dumbest form.
 
-The outcome of a publish is a function of three trees: B, the session's base; O, what the session shows; H, the head.
+The outcome of a publish is a function of three trees: B, the session's base; O, what the session shows; H,
+the head.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Ignored = Callable[[str, bool], bool]
 
 
 class Verdict(NamedTuple):
-    """What a publish comes to: the conflicts by path (none: it passes), the tree of the head afterwards, head paths dropped on the way."""
+    """What a publish comes to: the conflicts by path (none: it passes), the tree of the head afterwards, head
+    paths dropped on the way.
+    """
 
     conflicts: dict[str, str]
     tree: Tree
@@ -27,14 +31,18 @@ class Verdict(NamedTuple):
 
 
 def pick(base: T, ours: T, head: T) -> tuple[bool, T]:
-    """One value, three ways: changed by one side, or by both alike; (False, _) when both changed it differently."""
+    """One value, three ways: changed by one side, or by both alike; (False, _) when both changed it
+    differently.
+    """
     if ours == head or base == head:
         return True, ours
     return base == ours, head
 
 
 def content(base: Entry | None, ours: Entry, head: Entry) -> tuple[str, bytes]:
-    """(class of the conflict or '', content) for two entries of one kind; the base counts only if it is of that kind too."""
+    """(class of the conflict or '', content) for two entries of one kind; the base counts only if it is of
+    that kind too.
+    """
     if ours.body == head.body:
         return "", ours.body
     if ours.kind == LINK:
@@ -53,7 +61,7 @@ def content(base: Entry | None, ours: Entry, head: Entry) -> tuple[str, bytes]:
 
 
 def decide(base: Entry | None, ours: Entry | None, head: Entry | None) -> tuple[str, Entry | None]:
-    """Both sides changed the path, differently: (classes of the conflict joined by +, or '', and the entry)."""
+    """Both sides changed the path, differently: (classes of the conflict joined by +, or '', and the entry)."""  # noqa: E501
     if ours is None:
         return "delete_modify", head
     if head is None:
@@ -107,7 +115,12 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
 
     def last_wins(path: str) -> bool:
         shown, h = ours.get(path) or base.get(path), head.get(path)
-        return path != "" and shown is not None and ignored(path, shown.is_dir) and (h is None or ignored(path, h.is_dir))
+        return (
+            path != ""
+            and shown is not None
+            and ignored(path, shown.is_dir)
+            and (h is None or ignored(path, h.is_dir))
+        )
 
     out: Tree = {}
     conflicts: dict[str, str] = {}
@@ -120,7 +133,9 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
             entry = o
             from_ours.add(path)
         elif derived(path):
-            entry = None if o is None and h is not None and h.is_dir else h  # a directory that one side removed does not come back
+            entry = (
+                None if o is None and h is not None and h.is_dir else h
+            )  # a directory that one side removed does not come back
         else:
             wrong, entry = decide(b, o, h)
             if last_wins(path):  # what does not merge is the last writer's
@@ -164,7 +179,9 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
             whose = [unit for unit in known if path in unit.members]
             alone = [units.Unit(path, frozenset((path,)))] if units.is_database_alone(path, trees) else []
             torn += (whose or alone)[:1]
-    conflicts = {path: wrong for path, wrong in conflicts.items() if not any(path in unit.members for unit in torn)}
+    conflicts = {
+        path: wrong for path, wrong in conflicts.items() if not any(path in unit.members for unit in torn)
+    }
     conflicts.update({unit.root: "unit" for unit in torn})
     return Verdict(topmost(conflicts), head if conflicts else out, frozenset(dropped))
 
@@ -178,7 +195,9 @@ def put(tree: Tree, path: str, entry: Entry | None) -> None:
 
 def topmost(conflicts: dict[str, str]) -> dict[str, str]:
     """One conflict per lost subtree: a `parent` below another conflict says nothing new."""
-    return {p: c for p, c in conflicts.items() if c != "parent" or not any(a in conflicts for a in ancestors(p))}
+    return {
+        p: c for p, c in conflicts.items() if c != "parent" or not any(a in conflicts for a in ancestors(p))
+    }
 
 
 class ModelStack:
@@ -197,7 +216,9 @@ class ModelStack:
 
     def preview(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
         """What `publish` would answer, on the head or on an earlier version."""
-        return publish(self.versions[base], ours, self.tree() if on is None else self.versions[on], boxes=self.boxes)
+        return publish(
+            self.versions[base], ours, self.tree() if on is None else self.versions[on], boxes=self.boxes
+        )
 
     def publish(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
         """A conflict changes nothing, and what changes nothing makes no version."""

@@ -1,4 +1,5 @@
-"""Which pid 1 the sessions of a test have: the native one (init.c) where a compiler is, as in a bundle, or Python's.
+"""Which pid 1 the sessions of a test have: the native one (init.c) where a compiler is, as in a bundle, or
+Python's.
 
 A module whose tests shall pass with both says `from tests.native import both as both`.
 """
@@ -24,7 +25,8 @@ SOURCE = Path(native.__file__).with_name(native_init.SOURCE)
 TEXT = SOURCE.read_text()
 """Read when it is imported: the users that tests become may not reach the checkout."""
 STARTER = (
-    "import sys; from eos_agent.init import native as init_program; path = sys.argv.pop(1); init_program.find = lambda: path or None; "
+    "import sys; from eos_agent.init import native as init_program; path = sys.argv.pop(1); "
+    "init_program.find = lambda: path or None; "
     "from eos_agent.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 """What an agent executes whose sessions shall have `program()`, which comes before its arguments."""
@@ -40,7 +42,9 @@ def program() -> str | None:
 
 @functools.cache
 def compiled(left_out: str = "") -> str | None:
-    """init.c as a program that every user may execute, made once in each process. left_out: a text of it that is to be missing."""
+    """init.c as a program that every user may execute, made once in each process. left_out: a text of it that
+    is to be missing.
+    """
     folder = tempfile.mkdtemp(prefix="native-", dir=probes.scratch_root())
     atexit.register(_remove, folder, os.getpid())
     os.chmod(folder, 0o755)
@@ -68,7 +72,12 @@ def chosen(kind: str, left_out: str = "") -> Generator[str]:
         _left_out.pop()
 
 
-@pytest.fixture(scope="module", autouse=True, name="init", params=[pytest.param("native", marks=pytest.mark.needs("cc")), "python"])
+@pytest.fixture(
+    scope="module",
+    autouse=True,
+    name="init",
+    params=[pytest.param("native", marks=pytest.mark.needs("cc")), "python"],
+)
 def both(request: pytest.FixtureRequest) -> Generator[str]:
     """Each test of the module with either."""
     with chosen(str(request.param)):

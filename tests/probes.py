@@ -1,6 +1,7 @@
 """What this machine can do, each power found by doing it once. `python tests/probes.py` prints the list.
 
-A test asks with `@pytest.mark.needs("overlay")`. With EOS_REQUIRE="overlay,dockerd,..." a skip is a failure (tests/conftest.py).
+A test asks with `@pytest.mark.needs("overlay")`. With EOS_REQUIRE="overlay,dockerd,..." a skip is a failure
+(tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def _run(*argv: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
 
 
 def mount_overlay(folder: str, options: str) -> None:
-    """One overlay mount over directories made in `folder`, a write through it, and the end of it; in a mount namespace of one's own."""
+    """One overlay mount over directories made in `folder`, a write through it, and the end of it; in a mount
+    namespace of one's own.
+    """
     for name in ("lower", "upper", "work", "merged"):
         os.mkdir(os.path.join(folder, name))
     os.chdir(folder)
@@ -70,7 +73,9 @@ def _overlay_in(parent: str, form: str) -> None:
 
 @functools.cache
 def scratch_root() -> str:
-    """A directory with a short name whose file system can carry an upperdir: /tmp, unless that is an overlay itself."""
+    """A directory with a short name whose file system can carry an upperdir: /tmp, unless that is an overlay
+    itself.
+    """
     form = "trusted" if os.geteuid() == 0 else "user"
     for path in (os.environ.get("EOS_TEST_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
         if path and len(path) <= 40 and os.access(path, os.W_OK):
@@ -115,7 +120,9 @@ def _inspector() -> None:
     with tempfile.TemporaryDirectory(prefix="eos-probe-") as home:
         environment = {**os.environ, **found.env, "HOME": home}
         argv = [*found.argv, "--cli", "--help"]
-        done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
     if done.returncode:
         raise RuntimeError(_says(done))
 
@@ -200,7 +207,9 @@ def _cc() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(os.path.dirname(os.path.abspath(native.__file__)), native_init.SOURCE)
         if not native_init.make(source, os.path.join(folder, native_init.NAME)):
-            raise RuntimeError(f"no compiler that makes a static program ({', '.join(native_init.COMPILERS)})")
+            raise RuntimeError(
+                f"no compiler that makes a static program ({', '.join(native_init.COMPILERS)})"
+            )
 
 
 def _cargo() -> None:
@@ -234,7 +243,9 @@ PROBES: dict[str, Callable[[], None]] = {
 
 @functools.cache
 def power(name: str) -> Power:
-    """The power `name`, tried at the first question and remembered; KeyError for a name that is not in PROBES."""
+    """The power `name`, tried at the first question and remembered; KeyError for a name that is not in
+    PROBES.
+    """
     probe = PROBES[name]
     try:
         probe()
@@ -248,7 +259,10 @@ def describe() -> list[str]:
     """One line for what is on, one for each power that is off."""
     found = {name: power(name) for name in PROBES}
     on = " ".join(name for name, p in found.items() if p.on)
-    return [f"powers on: {on or 'none'}", *(f"power off: {name}: {p.reason}" for name, p in found.items() if not p.on)]
+    return [
+        f"powers on: {on or 'none'}",
+        *(f"power off: {name}: {p.reason}" for name, p in found.items() if not p.on),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What the kernel says about processes: who lives, whose child it is, what it has mounted; and their ends, each by its own pid."""
+"""What the kernel says about processes: who lives, whose child it is, what it has mounted; and their ends,
+each by its own pid.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +48,28 @@ def descendants(pid: int) -> list[int]:
 
 def processes_that_name(text: str) -> list[str]:
     """`pid: words` of live processes whose command lines hold `text`, this one left out."""
-    lines = {pid: cmdline(pid).replace(b"\0", b" ").decode("utf-8", "replace").strip() for pid in pids() if pid != os.getpid()}
+    lines = {
+        pid: cmdline(pid).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        for pid in pids()
+        if pid != os.getpid()
+    }
     return [f"{pid}: {line}" for pid, line in lines.items() if text in line]
 
 
 def mounts_that_name(text: str) -> list[str]:
-    """Lines of the mountinfo of any process in which `text` occurs, but for masks: sessions of every gateway hide the state directory of a new one."""
+    """Lines of the mountinfo of any process in which `text` occurs, but for masks: sessions of every gateway
+    hide the state directory of a new one.
+    """
     return sorted({line for pid in pids() for line in unmasked(mountinfo(pid)) if text in line})
 
 
 def unmasked(table: str) -> list[str]:
     """The lines of a mountinfo that are no mask, as sessions lay it over what they may not see."""
-    return [line for line in table.splitlines() if not (" - tmpfs " in line and "mode=000" in line.rpartition(" ")[2].split(","))]
+    return [
+        line
+        for line in table.splitlines()
+        if not (" - tmpfs " in line and "mode=000" in line.rpartition(" ")[2].split(","))
+    ]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
@@ -83,7 +95,7 @@ def ended(pid: int) -> bool:
 
 
 def end_processes_that_name(text: str) -> list[str]:
-    """Kill what `processes_that_name` lists, and say what it was: a failed test must not leave agents behind."""
+    """Kill what `processes_that_name` lists, and say what it was: a failed test must not leave agents behind."""  # noqa: E501
     found = processes_that_name(text)
     for line in found:
         try:

@@ -1,4 +1,5 @@
-"""A tree with one of everything that a layer must carry, and a look at it by lstat alone. A program of its own too, to be run where nothing of ours is:
+"""A tree with one of everything that a layer must carry, and a look at it by lstat alone. A program of its
+own too, to be run where nothing of ours is:
 
 python menagerie.py make DIRECTORY [root]
 python menagerie.py look DIRECTORY        # prints one JSON object, a line per fact
@@ -23,8 +24,8 @@ TIMES = {
 
 HOLE, ISLAND = 24 << 20, 16 << 20
 ODD_NAMES = (
-    b".wh.x", b".wh..wh..opq", b".wh.", b"manifest.json", b"workspace.json", b"layers", b"staging", b".layer-metadata", b"-rf", b" blank ",
-    b"back\\slash", b"new\nline", b"tab\t", b"bell\x07", b"\xff\xfe", b"caf\xc3\xa9", b"cafe\xcc\x81", b"A.txt", b"a.txt", b"\xf0\x9f\x90\xa6",
+    b".wh.x", b".wh..wh..opq", b".wh.", b"manifest.json", b"workspace.json", b"layers", b"staging", b".layer-metadata", b"-rf", b" blank ",  # noqa: E501
+    b"back\\slash", b"new\nline", b"tab\t", b"bell\x07", b"\xff\xfe", b"caf\xc3\xa9", b"cafe\xcc\x81", b"A.txt", b"a.txt", b"\xf0\x9f\x90\xa6",  # noqa: E501
     b"n" * 255, b"...", b"~", b"*", b"'\"$(x)", b"a\xe2\x80\xaeb",
 )  # fmt: skip
 FILE_MODES = (0o000, 0o400, 0o444, 0o600, 0o640, 0o666, 0o755, 0o4755, 0o2755, 0o6711, 0o1644)
@@ -32,9 +33,17 @@ DIRECTORY_MODES = (0o000, 0o500, 0o700, 0o750, 0o1777, 0o2775, 0o3770)
 
 
 def acl(*, mask: int = 7, user: int = 0) -> bytes:
-    """An access list as the kernel keeps it: owner rwx, one user more rw, group r, `mask`, others nothing. acl(5)"""
+    """An access list as the kernel keeps it: owner rwx, one user more rw, group r, `mask`, others nothing.
+    acl(5)
+    """
     undefined = 0xFFFFFFFF
-    entries = ((1, 7, undefined), (2, 6, user), (4, 4, undefined), (0x10, mask, undefined), (0x20, 0, undefined))
+    entries = (
+        (1, 7, undefined),
+        (2, 6, user),
+        (4, 4, undefined),
+        (0x10, mask, undefined),
+        (0x20, 0, undefined),
+    )
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -45,10 +54,14 @@ def put(path: bytes | str, data: bytes = b"x\n", mode: int = 0o644) -> None:
 
 
 def make(root: str, *, as_root: bool) -> None:
-    """All of it below `root`, which is there. `as_root`: with owners and capabilities, which only root of the machine may set."""
+    """All of it below `root`, which is there. `as_root`: with owners and capabilities, which only root of the
+    machine may set.
+    """
     for number, name in enumerate(ODD_NAMES):  # at the top, where a store might have names of its own
         put(os.path.join(os.fsencode(root), name), b"%d\n" % number)
-    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # its path may lead through another user's home
+    here = os.open(
+        ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    )  # its path may lead through another user's home
     os.chdir(root)
     os.umask(0o022)
     put("plain")
@@ -80,7 +93,12 @@ def make(root: str, *, as_root: bool) -> None:
     with open("all-hole", "wb") as file:
         file.truncate(HOLE)
     put("attributes", mode=0o600)
-    for key, value in (("user.empty", b""), ("user.note", b"\0\xff\n" * 50), ("user.overlay.opaque", b"y"), ("user.\u00e9", b"e")):
+    for key, value in (
+        ("user.empty", b""),
+        ("user.note", b"\0\xff\n" * 50),
+        ("user.overlay.opaque", b"y"),
+        ("user.\u00e9", b"e"),
+    ):
         os.setxattr("attributes", key, value)
     os.mkdir("attributed")
     os.setxattr("attributed", "user.note", b"of a directory")
@@ -115,14 +133,20 @@ Facts = dict[str, dict[str, object]]
 
 
 def look(root: str) -> Facts:
-    """path -> what lstat, readlink, listxattr and the bytes say; `same`: the first name of its inode; `small`: fewer blocks than bytes."""
+    """path -> what lstat, readlink, listxattr and the bytes say; `same`: the first name of its inode;
+    `small`: fewer blocks than bytes.
+    """
     found: Facts = {}
     inodes: dict[tuple[int, int], list[str]] = {}
 
     def visit(path: bytes, full: bytes) -> None:
         s = os.lstat(full)
         name = path.decode("utf-8", "backslashreplace")
-        facts: dict[str, object] = {"mode": oct(s.st_mode), "owner": [s.st_uid, s.st_gid], "mtime_ns": s.st_mtime_ns}
+        facts: dict[str, object] = {
+            "mode": oct(s.st_mode),
+            "owner": [s.st_uid, s.st_gid],
+            "mtime_ns": s.st_mtime_ns,
+        }
         xattrs = sorted(n for n in os.listxattr(full, follow_symlinks=False) if n != "security.selinux")
         facts["xattrs"] = {n: os.getxattr(full, n, follow_symlinks=False).hex() for n in xattrs}
         if stat.S_ISLNK(s.st_mode):
@@ -130,7 +154,11 @@ def look(root: str) -> Facts:
         elif stat.S_ISREG(s.st_mode):
             with open(full, "rb") as file:
                 data = file.read()
-            facts |= {"data": data.strip(b"\0").hex()[:200], "size": len(data), "small": s.st_blocks * 512 < len(data)}
+            facts |= {
+                "data": data.strip(b"\0").hex()[:200],
+                "size": len(data),
+                "small": s.st_blocks * 512 < len(data),
+            }
             inodes.setdefault((s.st_dev, s.st_ino), []).append(name)
         if path:
             found[name] = facts

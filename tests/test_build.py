@@ -15,7 +15,10 @@ import pytest
 
 from agent_image import build, native_init
 
-IMPORTS = "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.kernel.syscalls, layerstack.store, eos_agent.__main__, sys"
+IMPORTS = (
+    "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.kernel.syscalls, "
+    "layerstack.store, eos_agent.__main__, sys"
+)
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +27,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> build.Bundle:
 
 
 def run(argv: list[str], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, env=env or {}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        argv, env=env or {}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_rebuild_from_nothing_gives_the_same_bytes(bundle: build.Bundle, tmp_path: object) -> None:
@@ -49,7 +54,9 @@ def test_a_second_build_makes_nothing(bundle: build.Bundle, monkeypatch: pytest.
     assert build.build(os.path.dirname(bundle.path)) == bundle
 
 
-def test_a_change_in_a_package_makes_another_bundle(bundle: build.Bundle, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_in_a_package_makes_another_bundle(
+    bundle: build.Bundle, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = os.path.join(str(tmp_path), "eos_agent")
     found = build._package_root
     shutil.copytree(found("eos_agent"), copy)
@@ -58,12 +65,20 @@ def test_a_change_in_a_package_makes_another_bundle(bundle: build.Bundle, tmp_pa
     monkeypatch.setattr(build, "_package_root", lambda name: copy if name == "eos_agent" else found(name))
     changed = build.build(os.path.dirname(bundle.path))
     assert changed.sha != bundle.sha
-    done = run([*build.python_argv(changed.path), "-c", "import eos_agent.wire.protocol as p; print(p.CHANGED)"])
+    done = run(
+        [*build.python_argv(changed.path), "-c", "import eos_agent.wire.protocol as p; print(p.CHANGED)"]
+    )
     assert done.stdout == "True\n", done.stderr
 
 
 def test_the_interpreter_finds_everything_inside_the_bundle_and_nothing_outside(bundle: build.Bundle) -> None:
-    done = run([*build.python_argv(bundle.path), "-c", f"{IMPORTS}; print(*sys.path, sep='\\n'); print(hashlib.sha256(b'').hexdigest())"])
+    done = run(
+        [
+            *build.python_argv(bundle.path),
+            "-c",
+            f"{IMPORTS}; print(*sys.path, sep='\\n'); print(hashlib.sha256(b'').hexdigest())",
+        ]
+    )
     assert done.returncode == 0, done.stderr
     *paths, digest = done.stdout.split()
     assert all(path.startswith(bundle.path + "/") for path in paths)
@@ -71,11 +86,16 @@ def test_the_interpreter_finds_everything_inside_the_bundle_and_nothing_outside(
 
 
 def test_every_mapped_library_lies_inside_the_bundle(bundle: build.Bundle) -> None:
-    code = f"{IMPORTS}; print(*sorted({{line.split()[5] for line in open('/proc/self/maps') if '/' in line}}), sep='\\n')"
+    code = (
+        f"{IMPORTS}; print(*sorted({{line.split()[5] for line in open('/proc/self/maps') if '/' in "
+        f"line}}), sep='\\n')"
+    )
     done = run([*build.python_argv(bundle.path), "-c", code], env={"LANG": "C.UTF-8"})
     assert done.returncode == 0, done.stderr
     outside = [
-        path for path in done.stdout.split() if not path.startswith(bundle.path + "/") and "locale" not in path and "gconv" not in path
+        path
+        for path in done.stdout.split()
+        if not path.startswith(bundle.path + "/") and "locale" not in path and "gconv" not in path
     ]
     assert outside == []
 
@@ -87,7 +107,9 @@ def test_the_tree_works_from_another_place(bundle: build.Bundle, tmp_path: objec
     assert done.returncode == 0, done.stderr
 
 
-def test_files_have_steady_times_and_modes_and_byte_code_that_no_clock_invalidates(bundle: build.Bundle) -> None:
+def test_files_have_steady_times_and_modes_and_byte_code_that_no_clock_invalidates(
+    bundle: build.Bundle,
+) -> None:
     byte_code = 0
     for relative, path, status in build._walk(bundle.path):
         if stat.S_ISREG(status.st_mode):
@@ -95,7 +117,9 @@ def test_files_have_steady_times_and_modes_and_byte_code_that_no_clock_invalidat
             assert stat.S_IMODE(status.st_mode) in (0o644, 0o755)
             if relative.endswith(".pyc"):
                 with open(path, "rb") as file:
-                    assert file.read(8)[4:] == b"\x01\0\0\0", f"{relative} is checked against its source's time"
+                    assert file.read(8)[4:] == b"\x01\0\0\0", (
+                        f"{relative} is checked against its source's time"
+                    )
                 byte_code += 1
     assert byte_code > 100
 
@@ -104,17 +128,25 @@ def test_the_loader_preloads_nothing_that_a_file_of_the_image_names(bundle: buil
     with open(f"{bundle.path}/ld.so", "rb") as file:
         loader = file.read()
     assert build.PRELOAD_OF_GLIBC not in loader
-    assert (build.PRELOAD_OF_OURS in loader) == (b"ld.so.cache" in loader), "glibc, but its name for the file is another one now"
+    assert (build.PRELOAD_OF_OURS in loader) == (b"ld.so.cache" in loader), (
+        "glibc, but its name for the file is another one now"
+    )
 
 
 @pytest.mark.needs("cc")
 def test_the_bundle_has_the_native_init_where_a_compiler_is(bundle: build.Bundle) -> None:
-    (path,) = [path for relative, path, _ in build._walk(bundle.path) if relative.endswith(f"eos_agent/init/{native_init.NAME}")]
+    (path,) = [
+        path
+        for relative, path, _ in build._walk(bundle.path)
+        if relative.endswith(f"eos_agent/init/{native_init.NAME}")
+    ]
     done = run([path, "--version"])
     assert (done.returncode, done.stdout) == (0, native_init.SAYS.decode()) and os.stat(path).st_mode & 0o111
 
 
-def test_a_compiler_that_fails_leaves_no_native_init(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_leaves_no_native_init(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = os.path.join(str(tmp_path), native_init.NAME)
     monkeypatch.setattr(native_init, "COMPILERS", ("false", "no-such-compiler"))
     assert not native_init.make(build._init_source(), target) and not os.path.exists(target)
@@ -126,7 +158,9 @@ def test_the_daemon_script_starts_the_agent(bundle: build.Bundle) -> None:
     assert done.stdout.startswith("sandbox-daemon ")
 
 
-def test_a_record_of_a_library_that_was_upgraded_is_not_believed(bundle: build.Bundle, tmp_path: object) -> None:
+def test_a_record_of_a_library_that_was_upgraded_is_not_believed(
+    bundle: build.Bundle, tmp_path: object
+) -> None:
     folder = os.path.dirname(bundle.path)
     (record,) = [name for name in os.listdir(folder) if name == f"key-{build._input_key()}.json"]
     with open(os.path.join(folder, record)) as file:
@@ -158,14 +192,19 @@ def test_a_file_that_is_no_program_is_named(tmp_path: object) -> None:
 
 def test_the_program_writes_a_tree_and_prints_its_hash(bundle: build.Bundle, tmp_path: object) -> None:
     out = os.path.join(str(tmp_path), "tree")
-    done = run([sys.executable, "-m", "agent_image.build", out], env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)})
+    done = run(
+        [sys.executable, "-m", "agent_image.build", out],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == bundle.sha == build.tree_hash(out)
     assert build.main([]) == 2
 
 
 @pytest.mark.needs("dockerd")
-def test_the_dockerfile_makes_one_from_the_python_of_an_image_without_a_network(tmp_path: object, image: Callable[[str], str]) -> None:
+def test_the_dockerfile_makes_one_from_the_python_of_an_image_without_a_network(
+    tmp_path: object, image: Callable[[str], str]
+) -> None:
     import docker
 
     from eos_mcp.providers import bundle_image

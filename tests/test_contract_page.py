@@ -11,8 +11,13 @@ from eos_mcp.config.model import BUILT_IN_PROFILES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/contract.md").read_text()
-SECTIONS = set(re.findall(r"^#+ (\d+(?:\.\d+)*)[. ]", PAGE, re.MULTILINE)) | set(re.findall(r"^## Appendix (\w)\.", PAGE, re.MULTILINE))
-CITED = re.compile(r"\bcontract(?: section)?,? (?P<one>\d+(?:\.\d+)*|Appendix \w)(?: (?:and|to) (?P<two>\d+(?:\.\d+)*))?", re.IGNORECASE)
+SECTIONS = set(re.findall(r"^#+ (\d+(?:\.\d+)*)[. ]", PAGE, re.MULTILINE)) | set(
+    re.findall(r"^## Appendix (\w)\.", PAGE, re.MULTILINE)
+)
+CITED = re.compile(
+    r"\bcontract(?: section)?,? (?P<one>\d+(?:\.\d+)*|Appendix \w)(?: (?:and|to) (?P<two>\d+(?:\.\d+)*))?",
+    re.IGNORECASE,
+)
 
 
 def sources() -> Iterator[Path]:
@@ -32,13 +37,21 @@ def test_each_section_that_is_cited_is_there() -> None:
 
 
 def test_the_operations_of_the_reference_are_those_of_the_catalog_in_its_order() -> None:
-    rows = dict(re.findall(r"^\| (manager|runtime|observability) \| (`.*) \|$", PAGE.partition("### 1.0")[2], re.MULTILINE))
+    rows = dict(
+        re.findall(
+            r"^\| (manager|runtime|observability) \| (`.*) \|$", PAGE.partition("### 1.0")[2], re.MULTILINE
+        )
+    )
     for domain, operations in catalog.DOMAINS.items():
         assert re.findall(r"`(\w+)`", rows[domain]) == [o.name for o in operations if not o.ours]
 
 
 def test_the_tokens_of_messages_are_in_the_sources() -> None:
-    code = "\n".join(p.read_text() for p in sources() if p.suffix == ".py" and p.relative_to(ROOT).parts[0] not in ("tests", "docs"))
+    code = "\n".join(
+        p.read_text()
+        for p in sources()
+        if p.suffix == ".py" and p.relative_to(ROOT).parts[0] not in ("tests", "docs")
+    )
     tokens = re.findall(r"`([^`]+)`", PAGE.partition("## Appendix A")[2].partition("## Appendix C")[0])
     assert len(tokens) > 12
     for token in tokens:

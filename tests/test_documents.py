@@ -1,4 +1,6 @@
-"""Pages that say what the code says: the operations are those of the catalog, and every reason that the code gives is explained."""
+"""Pages that say what the code says: the operations are those of the catalog, and every reason that the code
+gives is explained.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def read(name: str) -> str:
 
 
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_operations", os.path.join(ROOT, "docs/make_operations.py"))
+    spec = importlib.util.spec_from_file_location(
+        "make_operations", os.path.join(ROOT, "docs/make_operations.py")
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -37,7 +41,9 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def reasons() -> dict[str, str]:
-    """Every literal that becomes a reason -> where it stands: `reason=` of a call, the second argument of `refused`, the first of `Problem`, a class's own."""
+    """Every literal that becomes a reason -> where it stands: `reason=` of a call, the second argument of
+    `refused`, the first of `Problem`, a class's own.
+    """
     found: dict[str, str] = {}
     for name, tree in sources():
         for node in ast.walk(tree):
@@ -48,7 +54,11 @@ def reasons() -> dict[str, str]:
                 place = {"refused": 1, "Problem": 0, "keep": 1}.get(called)
                 values += node.args[place : place + 1] if place is not None else []
             elif isinstance(node, ast.Dict):
-                values += [v for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant) and k.value == "reason"]
+                values += [
+                    v
+                    for k, v in zip(node.keys, node.values, strict=True)
+                    if isinstance(k, ast.Constant) and k.value == "reason"
+                ]
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
                 "reason",
                 "details['reason']",
@@ -57,7 +67,11 @@ def reasons() -> dict[str, str]:
                 values.append(node.value)
             for value in values:
                 for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str) and re.fullmatch(r"[a-z][a-z0-9_]+", part.value):
+                    if (
+                        isinstance(part, ast.Constant)
+                        and isinstance(part.value, str)
+                        and re.fullmatch(r"[a-z][a-z0-9_]+", part.value)
+                    ):
                         found[part.value] = f"{name}:{part.lineno}"
     return found
 
@@ -74,9 +88,14 @@ def test_every_reason_is_explained_in_the_page_of_the_protocol() -> None:
     assert not missing, "add a row to docs/protocol.md for: " + ", ".join(missing)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md", "docs/protocol.md", "docs/on-disk-format.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/architecture.md", "docs/protocol.md", "docs/on-disk-format.md"]
+)
 def test_the_sections_that_a_link_names_exist(name: str) -> None:
     for link, section in re.findall(r"\]\(([^)#\s:]*)#([^)]+)\)", read(name)):
         page = read(os.path.normpath(os.path.join(os.path.dirname(name), link))) if link else read(name)
-        titles = [re.sub(r"[^a-z0-9_ -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", page, re.MULTILINE)]
+        titles = [
+            re.sub(r"[^a-z0-9_ -]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+        ]
         assert section in titles, f"{name}: {link}#{section}"

@@ -1,4 +1,6 @@
-"""Who imports whom: layerstack <- eos_agent <- eos_mcp, read from the sources; an import that points up is named."""
+"""Who imports whom: layerstack <- eos_agent <- eos_mcp, read from the sources; an import that points up is
+named.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,22 @@ PACKAGES = {"layerstack": "layerstack", "eos_agent": "agent_image/eos_agent", "e
 PURE = {
     "errors",
     "export.pax",
-    *(f"model.{name}" for name in ("cancel", "conflict", "lease", "manifest", "paths", "run_table", "spread_times")),
+    *(
+        f"model.{name}"
+        for name in ("cancel", "conflict", "lease", "manifest", "paths", "run_table", "spread_times")
+    ),
     *(f"text.{name}" for name in ("build_roles", "gitignore", "lines", "merge", "myers", "wildmatch")),
     "kernel.tempnames",
 }
 """Modules of layerstack without I/O: what the host may take."""
 QUICK = ("eos_mcp.gateway_client.sync", "eos_mcp.catalog", "eos_mcp.config.paths", "eos_mcp.cli")
-"""What runs in each CLI process before its request is sent: the standard library only, and nothing slow of it."""
+"""What runs in each CLI process before its request is sent: the standard library only, and nothing slow of
+it.
+"""
 COMPANIONS = {"mcp_types", "opentelemetry", "starlette", "uvicorn", "pydantic_core", "requests"}
-"""What the declared distributions are made of and show to their callers: `requests` is what docker-py's exceptions are."""
+"""What the declared distributions are made of and show to their callers: `requests` is what docker-py's
+exceptions are.
+"""
 SLOW = {"argparse", "asyncio", "dataclasses", "uuid", "inspect", "multiprocessing", "concurrent.futures"}
 
 
@@ -44,16 +53,23 @@ def _sources(package: str) -> Iterator[tuple[str, str]]:
     """(module name, file) of every module of a package, the demo's own project left out."""
     folder = os.path.join(ROOT, PACKAGES[package])
     for directory, names, files in os.walk(folder):
-        names[:] = sorted(n for n in names if n != "__pycache__" and (os.path.basename(directory), n) != ("demo", "project"))
+        names[:] = sorted(
+            n for n in names if n != "__pycache__" and (os.path.basename(directory), n) != ("demo", "project")
+        )
         for file in sorted(files):
             if file.endswith(".py"):
                 below = os.path.relpath(os.path.join(directory, file), folder)[: -len(".py")]
                 parts = [package, *below.split(os.sep)]
-                yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), os.path.join(directory, file)
+                yield (
+                    ".".join(parts[:-1] if parts[-1] == "__init__" else parts),
+                    os.path.join(directory, file),
+                )
 
 
 def _is_type_checking(test: ast.expr) -> bool:
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING")
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
 
 
 def imports_of(module: str, path: str, modules: set[str]) -> list[Import]:
@@ -102,7 +118,9 @@ def top(module: str) -> str:
 
 
 def distributions() -> dict[str, set[str]]:
-    """Import names of what pyproject.toml lists as needed at run time: import name -> the names under which it is listed."""
+    """Import names of what pyproject.toml lists as needed at run time: import name -> the names under which
+    it is listed.
+    """
     listed: set[str] = set()
     for requirement in importlib.metadata.requires("eos-mcp") or []:
         if "extra ==" not in requirement or "fast" in requirement:
@@ -142,7 +160,7 @@ def test_the_agent_imports_the_standard_library_and_layerstack_only() -> None:
 
 
 def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_distributions() -> None:
-    """The pure modules, and `fsync`: a file of the host is replaced by the same rename as one of the store."""
+    """The pure modules, and `fsync`: a file of the host is replaced by the same rename as one of the store."""  # noqa: E501
     allowed_below = {
         "layerstack",
         "eos_agent",
@@ -152,7 +170,10 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
         "eos_agent.machine.neighbours",
         "eos_agent.machine.private_dirs",
         "eos_agent.machine.secret_paths",
-        *(f"eos_agent.wire.{name}" for name in ("arguments", "operation", "operations", "operations_files", "operations_observe")),
+        *(
+            f"eos_agent.wire.{name}"
+            for name in ("arguments", "operation", "operations", "operations_files", "operations_observe")
+        ),
         "layerstack.kernel.base_entry",
         "layerstack.kernel.base_xattrs",
         "layerstack.kernel.content",
@@ -191,16 +212,25 @@ def test_pure_modules_of_layerstack_import_pure_modules_only() -> None:
 @pytest.mark.parametrize("foundation", ["syscalls", "fsync"])
 def test_the_foundations_of_layerstack_know_nothing_above_them(foundation: str) -> None:
     below = {f"layerstack.{name}" for name in (*PURE, "kernel.syscalls")} | {"layerstack"}
-    bad = [i for i in all_imports()[f"layerstack.kernel.{foundation}"] if top(i.target) == "layerstack" and i.target not in below]
+    bad = [
+        i
+        for i in all_imports()[f"layerstack.kernel.{foundation}"]
+        if top(i.target) == "layerstack" and i.target not in below
+    ]
     assert not bad, wrong(bad)
 
 
 def test_no_module_of_ours_is_imported_in_a_circle_at_start() -> None:
-    graph = {module: {i.target for i in found if not i.late and i.target in FILES} - {module} for module, found in all_imports().items()}
+    graph = {
+        module: {i.target for i in found if not i.late and i.target in FILES} - {module}
+        for module, found in all_imports().items()
+    }
     done: set[str] = set()
 
     def visit(module: str, path: list[str]) -> None:
-        assert module not in path, f"a circle of imports: {' -> '.join([*path[path.index(module) :], module])}"
+        assert module not in path, (
+            f"a circle of imports: {' -> '.join([*path[path.index(module) :], module])}"
+        )
         if module not in done:
             for target in sorted(graph[module]):
                 visit(target, [*path, module])
@@ -211,7 +241,9 @@ def test_no_module_of_ours_is_imported_in_a_circle_at_start() -> None:
 
 
 def test_the_agent_is_imported_under_one_name() -> None:
-    bad = [i for found in all_imports().values() for i in found if i.target.startswith("agent_image.eos_agent")]
+    bad = [
+        i for found in all_imports().values() for i in found if i.target.startswith("agent_image.eos_agent")
+    ]
     for folder in ("tests", "benchmarks", "examples", "agent_image"):
         for directory, _, files in os.walk(os.path.join(ROOT, folder)):
             for file in files:
@@ -251,5 +283,10 @@ def test_a_command_line_program_starts_with_nothing_slow() -> None:
 def test_the_client_uses_the_standard_library_only_even_late() -> None:
     own = {"eos_mcp", "eos_agent", "layerstack"}
     modules = [module for module in quick_modules() if not module.startswith("eos_mcp.cli")]
-    bad = [i for module in modules for i in all_imports()[module] if top(i.target) not in {*sys.stdlib_module_names, *own}]
+    bad = [
+        i
+        for module in modules
+        for i in all_imports()[module]
+        if top(i.target) not in {*sys.stdlib_module_names, *own}
+    ]
     assert not bad, wrong(bad)

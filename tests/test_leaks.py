@@ -21,8 +21,12 @@ def test_a_directory_and_a_process_are_found_until_they_are_gone_and_those_of_an
     argv = ["sh", "-c", "read end", ours, theirs]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
         left = leaks.found()
-        assert [line for line in left if line.startswith(f"{ours} (tests/test_leaks.py::test_a_directory")], left
-        assert [line for line in left if line.startswith(f"process {process.pid}: sh -c read end {ours}")], left
+        assert [line for line in left if line.startswith(f"{ours} (tests/test_leaks.py::test_a_directory")], (
+            left
+        )
+        assert [line for line in left if line.startswith(f"process {process.pid}: sh -c read end {ours}")], (
+            left
+        )
         assert len(left) == 2, left
         process.communicate(b"\n")
     drop_dir(ours)

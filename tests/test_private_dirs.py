@@ -1,4 +1,6 @@
-"""Whatever the umask and whatever an older version left open: cache, bundles, records and state are this user's alone, or refused."""
+"""Whatever the umask and whatever an older version left open: cache, bundles, records and state are this
+user's alone, or refused.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,15 @@ def mode(path: str | Path) -> int:
 
 
 def open_below(folder: str, but: str = "\0") -> list[str]:
-    """What group or others may use, directories first; nothing is looked for below a directory called `but`."""
+    """What group or others may use, directories first; nothing is looked for below a directory called `but`."""  # noqa: E501
     found: list[str] = []
     for at, folders, files in os.walk(folder):
         found += [f"{mode(at):o} {at}"] if mode(at) & 0o077 else []
-        found += [f"{mode(path):o} {path}" for path in (os.path.join(at, name) for name in files) if mode(path) & 0o077]
+        found += [
+            f"{mode(path):o} {path}"
+            for path in (os.path.join(at, name) for name in files)
+            if mode(path) & 0o077
+        ]
         folders[:] = [name for name in folders if name != but]
     return found
 
@@ -65,7 +71,9 @@ def workspace(short_dir: str) -> str:
     return path
 
 
-def test_a_base_cache_is_closed_whatever_the_umask_and_the_files_of_the_base_keep_their_modes(short_dir: str, umask: int) -> None:
+def test_a_base_cache_is_closed_whatever_the_umask_and_the_files_of_the_base_keep_their_modes(
+    short_dir: str, umask: int
+) -> None:
     cache = os.path.join(short_dir, "cache", "eos", "bases")
     tree = base.prepare(workspace(short_dir), cache)
     prune.note_user(cache, tree.root_hash, "/registry.json")
@@ -73,7 +81,9 @@ def test_a_base_cache_is_closed_whatever_the_umask_and_the_files_of_the_base_kee
     assert open_below(f"{short_dir}/cache", base.BASE_LAYER) == []
 
 
-def test_an_open_base_cache_of_an_older_version_is_closed_at_first_use_and_its_content_is_checked(short_dir: str) -> None:
+def test_an_open_base_cache_of_an_older_version_is_closed_at_first_use_and_its_content_is_checked(
+    short_dir: str,
+) -> None:
     cache = os.path.join(short_dir, "bases")
     where = workspace(short_dir)
     tree = base.prepare(where, cache)
@@ -116,7 +126,9 @@ def test_bundles_and_their_records_are_closed_whatever_the_umask(short_dir: str,
     made = build.build(folder)
     assert build.tree_hash(made.path) == made.sha
     assert build.build(folder) == made == build.known(folder)
-    assert open_below(f"{short_dir}/cache", made.sha) == [] and mode(made.path) == 0o755  # its files go into containers as they are
+    assert (
+        open_below(f"{short_dir}/cache", made.sha) == [] and mode(made.path) == 0o755
+    )  # its files go into containers as they are
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +144,9 @@ def a_cache(bundle: build.Bundle, short_dir: str) -> str:
     return folder
 
 
-def test_what_others_could_write_into_an_open_cache_of_bundles_is_never_run(bundle: build.Bundle, short_dir: str) -> None:
+def test_what_others_could_write_into_an_open_cache_of_bundles_is_never_run(
+    bundle: build.Bundle, short_dir: str
+) -> None:
     folder = a_cache(bundle, short_dir)
     daemon = os.path.join(folder, bundle.sha, "bin", "sandbox-daemon")
     Path(daemon).write_text("print('evil')\n")
@@ -158,7 +172,11 @@ def test_a_record_that_others_could_write_is_not_believed(bundle: build.Bundle, 
 def test_a_bundle_of_another_user_is_never_run(bundle: build.Bundle, short_dir: str, what: str) -> None:
     folder = a_cache(bundle, short_dir)
     (record,) = (name for name in os.listdir(folder) if name.startswith("key-"))
-    theirs = {"the tree": f"{folder}/{bundle.sha}", "the record": f"{folder}/{record}", "the directory": folder}[what]
+    theirs = {
+        "the tree": f"{folder}/{bundle.sha}",
+        "the record": f"{folder}/{record}",
+        "the directory": folder,
+    }[what]
     os.chown(theirs, ORDINARY_UID, ORDINARY_UID)
     assert build.known(folder) is None
     if what == "the directory":
@@ -169,11 +187,16 @@ def test_a_bundle_of_another_user_is_never_run(bundle: build.Bundle, short_dir: 
         assert os.stat(made.path).st_uid == os.geteuid() and build.tree_hash(made.path) == made.sha
 
 
-def test_a_bundle_below_a_directory_that_others_may_write_is_refused_and_the_advice_helps(bundle: build.Bundle, short_dir: str) -> None:
+def test_a_bundle_below_a_directory_that_others_may_write_is_refused_and_the_advice_helps(
+    bundle: build.Bundle, short_dir: str
+) -> None:
     folder = a_cache(bundle, short_dir)
     os.chmod(short_dir, 0o777)
     assert build.known(folder) is None
-    with pytest.raises(build.BuildError, match=f"{short_dir} can be written by other users .mode 0777.*chmod go-w {short_dir}"):
+    with pytest.raises(
+        build.BuildError,
+        match=f"{short_dir} can be written by other users .mode 0777.*chmod go-w {short_dir}",
+    ):
         build.build(folder)
     os.chmod(short_dir, 0o755)
     assert build.build(folder).sha == bundle.sha
@@ -193,7 +216,9 @@ def test_a_symbolic_link_of_another_user_on_the_way_is_refused(bundle: build.Bun
     assert build.known(folder) is not None
 
 
-def test_a_state_directory_that_holds_other_things_or_is_shared_is_refused_and_not_closed(short_dir: str) -> None:
+def test_a_state_directory_that_holds_other_things_or_is_shared_is_refused_and_not_closed(
+    short_dir: str,
+) -> None:
     for path, more in ((f"{short_dir}/other", 0o755), (f"{short_dir}/shared", 0o1777)):
         os.mkdir(path)
         Path(path, "work.txt").touch()

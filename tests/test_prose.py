@@ -1,4 +1,4 @@
-"""The prose of the pages: lines that a review pane shows, and none of the words that docs/style.md rules out."""
+"""The prose of the pages: lines that a review pane shows, and none of the words that docs/style.md rules out."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 110
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 ODD = re.compile(
-    r"(?<![\w-])(somebody|nobody|anew|whoever|is told|are told|(?<!there )is no|(?<!there )are no|lies in|lie in)\b(?!-)(?! (?:more|longer)\b)",
+    r"(?<![\w-])(somebody|nobody|anew|whoever|is told|are told|(?<!there )is no|(?<!there )are no|lies "
+    r"in|lie in)\b(?!-)(?! (?:more|longer)\b)",
     re.IGNORECASE,
 )
 
@@ -36,7 +37,9 @@ def test_lines_of_prose_are_short(page: Path) -> None:
     assert not long, "\n".join(long)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "adr"], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.parent.name != "adr"], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_pages_use_plain_words(page: Path) -> None:
     """Records of decisions keep the words in which they were written; the glossary quotes some of these."""
     odd = [f"{number}: {line}" for number, line in prose(page) if ODD.search(line)]

@@ -13,7 +13,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def check(*argv: str, env: dict[str, str] | None = None) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *argv], cwd=ROOT, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [sys.executable, "-m", *argv],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, f"{' '.join(argv)}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}"
 

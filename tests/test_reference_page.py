@@ -33,7 +33,11 @@ def named() -> dict[str, list[str]]:
 
 
 def functions_of(path: str) -> set[str]:
-    return {f"{path}::{node.name}" for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+    return {
+        f"{path}::{node.name}"
+        for node in ast.parse((ROOT / path).read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def test_each_fault_and_each_complaint_has_a_row_with_tests_that_exist() -> None:

@@ -1,4 +1,6 @@
-"""What lies in the repository: nothing of a builder's machine, nothing left over, and a README whose commands exist."""
+"""What lies in the repository: nothing of a builder's machine, nothing left over, and a README whose commands
+exist.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from collections.abc import Iterator
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LEFT_OUT = {".git", ".venv", ".tools", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "dist", "build"}
+LEFT_OUT = {
+    ".git",
+    ".venv",
+    ".tools",
+    "__pycache__",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    "dist",
+    "build",
+}
 
 COMMON = {"/", "/tmp", "/var/tmp", "/opt", "/srv", "/usr/src", "/home", "/root", "/mnt"}
 """Folders that say nothing about one machine."""
@@ -21,10 +34,18 @@ COMMON = {"/", "/tmp", "/var/tmp", "/opt", "/srv", "/usr/src", "/home", "/root",
 def repository_files() -> list[str]:
     """What git tracks, relative; without git, what stands there, caches left out."""
     done = subprocess.run(
-        ["git", "-c", "safe.directory=*", "ls-files", "-z"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
     )
     if done.returncode == 0 and done.stdout:
-        return [name for name in done.stdout.decode().split("\0") if name and os.path.isfile(os.path.join(ROOT, name))]
+        return [
+            name
+            for name in done.stdout.decode().split("\0")
+            if name and os.path.isfile(os.path.join(ROOT, name))
+        ]
     found: list[str] = []
     for directory, names, files in os.walk(ROOT):
         names[:] = [n for n in names if n not in LEFT_OUT and not n.endswith(".egg-info")]
@@ -49,7 +70,11 @@ def lines() -> Iterator[tuple[str, int, str]]:
 def test_no_line_names_a_place_of_the_machine_it_was_written_on() -> None:
     """Home directories and this checkout's own place; a path that the product documents begins elsewhere."""
     homes = re.compile(r"(?<![\w.<$~/}-])/(?:home|Users|root)/(?!\.)[\w-]+")
-    around = re.compile(r"(?<![\w./~$}-])" + re.escape(os.path.dirname(ROOT) if os.path.dirname(ROOT) not in COMMON else ROOT) + "/")
+    around = re.compile(
+        r"(?<![\w./~$}-])"
+        + re.escape(os.path.dirname(ROOT) if os.path.dirname(ROOT) not in COMMON else ROOT)
+        + "/"
+    )
     own = os.path.join("tests", os.path.basename(__file__))
     allowed = re.compile(r"/home/(?:you|me|user|alice|ada|dev|agent)\b|/Users/(?:you|me)\b|/root/\.")
     bad = [
@@ -71,9 +96,18 @@ def test_nothing_is_left_over_from_an_edit_or_a_merge() -> None:
 def test_no_work_is_left_for_later_in_the_sources() -> None:
     """What does not work is absent, or says so in an error with a reason."""
     word = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
-    sources = [n for n in FILES if n.endswith((".py", ".sh")) and n.startswith(("layerstack/", "agent_image/", "eos_mcp/", "bin/"))]
+    sources = [
+        n
+        for n in FILES
+        if n.endswith((".py", ".sh")) and n.startswith(("layerstack/", "agent_image/", "eos_mcp/", "bin/"))
+    ]
     sources = [n for n in sources if not n.startswith("eos_mcp/demo/project/")]
-    bad = [f"{n}:{i}: {line.strip()}" for n in sources for i, line in enumerate(text_of(n).split("\n"), 1) if word.search(line)]
+    bad = [
+        f"{n}:{i}: {line.strip()}"
+        for n in sources
+        for i, line in enumerate(text_of(n).split("\n"), 1)
+        if word.search(line)
+    ]
     assert not bad, "\n".join(bad)
 
 
@@ -109,9 +143,20 @@ def pyproject() -> dict[str, dict[str, dict[str, str]]]:
 
 def test_every_requirement_is_in_the_lock_file() -> None:
     project = pyproject()["project"]
-    locked = {re.split(r"[=\[ ]", line)[0].lower() for line in text_of("requirements.lock").split("\n") if "==" in line}
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"], *pyproject()["build-system"]["requires"]]
-    assert all(f"\n{name.partition('>')[0]}==" in text_of("docs/requirements.lock") for name in project["optional-dependencies"]["docs"])
+    locked = {
+        re.split(r"[=\[ ]", line)[0].lower()
+        for line in text_of("requirements.lock").split("\n")
+        if "==" in line
+    }
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["dev"],
+        *pyproject()["build-system"]["requires"],
+    ]
+    assert all(
+        f"\n{name.partition('>')[0]}==" in text_of("docs/requirements.lock")
+        for name in project["optional-dependencies"]["docs"]
+    )
     missing = [w for w in wanted if re.split(r"[<>=!~\[; ]", w)[0].lower() not in locked]
     assert not missing, missing
 
@@ -126,7 +171,9 @@ def test_every_console_script_points_to_a_function() -> None:
             spec = None
         source = spec.origin if spec else None
         if source is None or not re.search(
-            rf"^(async )?def {function}\b|\b{function}\b.*=|import .*\b{function}\b", open_text(source), re.MULTILINE
+            rf"^(async )?def {function}\b|\b{function}\b.*=|import .*\b{function}\b",
+            open_text(source),
+            re.MULTILINE,
         ):
             bad.append(f"{name} = {target}")
     assert not bad, bad
@@ -140,7 +187,12 @@ def open_text(path: str) -> str:
 def command_blocks(name: str) -> list[str]:
     """The lines of fenced blocks in a shell's language; continued lines joined."""
     blocks = re.findall(r"```(?:sh|bash|console|shell)\n(.*?)```", text_of(name), re.DOTALL)
-    return [line.removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").split("\n") if line.strip()]
+    return [
+        line.removeprefix("$ ")
+        for block in blocks
+        for line in block.replace("\\\n", " ").split("\n")
+        if line.strip()
+    ]
 
 
 def documents() -> list[str]:
@@ -159,11 +211,16 @@ def test_the_commands_that_a_document_names_exist(name: str) -> None:
             if first and word == "make" and at + 1 < len(words) and words[at + 1].rstrip(";") not in targets:
                 bad.append(line)
             plain = os.path.basename(word)
-            if first and re.match(r"(sandbox-|eos)", plain) and plain not in scripts and not os.path.exists(os.path.join(ROOT, word)):
-                bad.append(line)
-            if word.startswith(("bin/", "./bin/", "tests/", "examples/", "config/", ".ci/")) and not os.path.exists(
-                os.path.join(ROOT, word)
+            if (
+                first
+                and re.match(r"(sandbox-|eos)", plain)
+                and plain not in scripts
+                and not os.path.exists(os.path.join(ROOT, word))
             ):
+                bad.append(line)
+            if word.startswith(
+                ("bin/", "./bin/", "tests/", "examples/", "config/", ".ci/")
+            ) and not os.path.exists(os.path.join(ROOT, word)):
                 bad.append(line)
             ours = (
                 word == "-m"
@@ -191,5 +248,9 @@ def test_the_files_that_a_document_names_exist(name: str) -> None:
         r"(?<![\w./-])((?:layerstack|eos_agent|eos_mcp|agent_image|tests|docs|benchmarks|examples)/[\w./-]+\.(?:py|c|md|toml))\b",
         text_of(name),
     )
-    bad = [path for path in named if not any(os.path.exists(os.path.join(ROOT, top, path)) for top in ("", "agent_image"))]
+    bad = [
+        path
+        for path in named
+        if not any(os.path.exists(os.path.join(ROOT, top, path)) for top in ("", "agent_image"))
+    ]
     assert not bad, bad

@@ -1,4 +1,6 @@
-"""Rooms and names: every import points to its own level or down, nothing is imported in a circle, and one name is one thing."""
+"""Rooms and names: every import points to its own level or down, nothing is imported in a circle, and one
+name is one thing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ ENTRY_POINTS = {"__init__", "__main__"}
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_points_to_its_own_level_or_down(package: str) -> None:
     bad = levels.upward(package)
-    assert not bad, "\n".join(f"{a.module}:{a.line} imports {a.target}, which is on a level above it" for a in bad)
+    assert not bad, "\n".join(
+        f"{a.module}:{a.line} imports {a.target}, which is on a level above it" for a in bad
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -29,7 +33,9 @@ def test_no_module_is_in_a_circle_of_imports_of_any_kind(package: str) -> None:
     done: set[str] = set()
 
     def visit(module: str, path: list[str]) -> None:
-        assert module not in path, f"a circle of imports: {' -> '.join([*path[path.index(module) :], module])}"
+        assert module not in path, (
+            f"a circle of imports: {' -> '.join([*path[path.index(module) :], module])}"
+        )
         if module not in done:
             for target in sorted(targets.get(module, ())):
                 visit(target, [*path, module])
@@ -45,7 +51,9 @@ def test_each_room_says_what_it_is_for_and_what_it_imports(package: str) -> None
         if os.path.basename(path) == "__init__.py" and module.count(".") == 1:
             with open(path, encoding="utf-8") as file:
                 text = ast.get_docstring(ast.parse(file.read())) or ""
-            assert "Imports " in text and len(text) > 60, f"{path}: says not what the room is for and what it imports"
+            assert "Imports " in text and len(text) > 60, (
+                f"{path}: says not what the room is for and what it imports"
+            )
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,6 @@
-"""Where `make` has its environment: in the checkout, or where that cannot be written, elsewhere; nobody's folder is emptied for it."""
+"""Where `make` has its environment: in the checkout, or where that cannot be written, elsewhere; nobody's
+folder is emptied for it.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,14 @@ def checkout(folder: Path) -> Path:
 
 
 def asked(at: Path, *words: str, **env: str) -> tuple[int, str, str]:
-    clean = {name: value for name, value in os.environ.items() if name not in ("EOS_VENV", "XDG_CACHE_HOME", "HOME")}
-    done = subprocess.run([str(at / ".ci/venv"), *words], env={**clean, **env}, capture_output=True, text=True, timeout=60)
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("EOS_VENV", "XDG_CACHE_HOME", "HOME")
+    }
+    done = subprocess.run(
+        [str(at / ".ci/venv"), *words], env={**clean, **env}, capture_output=True, text=True, timeout=60
+    )
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 

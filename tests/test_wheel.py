@@ -1,4 +1,6 @@
-"""What `pip install` gives a user: source archive -> wheel -> an installation that has every file and works by itself."""
+"""What `pip install` gives a user: source archive -> wheel -> an installation that has every file and works
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from agent_image import build, native_init
 from tests.conftest import drop_dir, make_short_dir
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"layerstack": "layerstack", "eos_mcp": "eos_mcp", "agent_image/eos_agent": "eos_agent", "agent_image": "agent_image"}
+PACKAGES = {
+    "layerstack": "layerstack",
+    "eos_mcp": "eos_mcp",
+    "agent_image/eos_agent": "eos_agent",
+    "agent_image": "agent_image",
+}
 
 
 class Installed(NamedTuple):
@@ -28,10 +35,19 @@ class Installed(NamedTuple):
     site: Path
 
     def run(self, *argv: str) -> str:
-        """Standard output of a program that sees this installation first, and the libraries of the test run behind it."""
+        """Standard output of a program that sees this installation first, and the libraries of the test run
+        behind it.
+        """
         path = f"{self.site}:{sysconfig.get_path('purelib')}"
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "HOME": str(self.prefix)}
-        done = subprocess.run(argv, cwd="/", env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": path,
+            "PYTHONSAFEPATH": "1",
+            "HOME": str(self.prefix),
+        }
+        done = subprocess.run(
+            argv, cwd="/", env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -48,8 +64,25 @@ def installed() -> Generator[Installed]:
             tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
             tar.extractall(folder / "source")
         (source,) = (folder / "source").iterdir()
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet", "--no-index", "--no-deps"]
-        pip += ["--no-build-isolation", "--no-compile", "--ignore-installed", "--prefix", str(folder / "prefix"), str(source)]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--no-input",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+        ]
+        pip += [
+            "--no-build-isolation",
+            "--no-compile",
+            "--ignore-installed",
+            "--prefix",
+            str(folder / "prefix"),
+            str(source),
+        ]
         subprocess.run(pip, check=True, capture_output=True)
         site = folder / "prefix" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
         yield Installed(folder / "prefix", site)
@@ -61,19 +94,33 @@ def test_the_installation_has_every_file_of_the_packages_with_its_mode(installed
     wanted: dict[str, bool] = {}
     for source, package in PACKAGES.items():
         for folder, names, files in os.walk(ROOT / source):
-            names[:] = [n for n in names if n != "__pycache__" and not (source == "agent_image" and n == "eos_agent")]
+            names[:] = [
+                n for n in names if n != "__pycache__" and not (source == "agent_image" and n == "eos_agent")
+            ]
             for file in files:
                 path = Path(folder, file)
                 wanted[str(Path(package, path.relative_to(ROOT / source)))] = os.access(path, os.X_OK)
-    for name in ("eos_mcp/demo/project/dot-gitignore", "eos_mcp/demo/history/1/bin/tally", "agent_image/Dockerfile"):
+    for name in (
+        "eos_mcp/demo/project/dot-gitignore",
+        "eos_mcp/demo/history/1/bin/tally",
+        "agent_image/Dockerfile",
+    ):
         assert name in wanted
     for package in ("layerstack", "eos_agent", "eos_mcp"):
         assert f"{package}/py.typed" in wanted
     missing = [name for name in wanted if not (installed.site / name).is_file()]
     assert not missing, missing
     if os.geteuid():
-        assert not [name for name, executable in wanted.items() if executable != os.access(installed.site / name, os.X_OK)]
-    modes = [name for name, executable in wanted.items() if executable != bool((installed.site / name).stat().st_mode & 0o100)]
+        assert not [
+            name
+            for name, executable in wanted.items()
+            if executable != os.access(installed.site / name, os.X_OK)
+        ]
+    modes = [
+        name
+        for name, executable in wanted.items()
+        if executable != bool((installed.site / name).stat().st_mode & 0o100)
+    ]
     assert not modes, modes
 
 
@@ -82,12 +129,17 @@ def test_the_programs_start_from_the_installation(installed: Installed) -> None:
     for program in ("sandbox-manager-cli", "sandbox-runtime-cli", "sandbox-observability-cli", "eos-mcp"):
         assert installed.run(str(installed.prefix / "bin" / program), "--version")
     where = installed.run(
-        sys.executable, "-c", "import eos_mcp, eos_agent, layerstack; print(eos_mcp.__file__, eos_agent.__file__, layerstack.__file__)"
+        sys.executable,
+        "-c",
+        "import eos_mcp, eos_agent, layerstack; print(eos_mcp.__file__, eos_agent.__file__, "
+        "layerstack.__file__)",
     )
     assert all(path.startswith(str(installed.site)) for path in where.split())
 
 
-def test_the_installation_makes_the_bundle_that_the_checkout_makes(installed: Installed, tmp_path: Path) -> None:
+def test_the_installation_makes_the_bundle_that_the_checkout_makes(
+    installed: Installed, tmp_path: Path
+) -> None:
     out = installed.prefix / "bundle"
     made = installed.run(sys.executable, "-m", "agent_image.build", str(out)).strip()
     assert made == build.build(str(tmp_path)).sha
@@ -95,7 +147,10 @@ def test_the_installation_makes_the_bundle_that_the_checkout_makes(installed: In
 
 
 def test_a_platform_wheel_brings_the_native_init_for_each_libc(tmp_path: Path) -> None:
-    if native_init.make(str(ROOT / "agent_image/eos_agent/init" / native_init.SOURCE), str(tmp_path / "try")) is False:
+    if (
+        native_init.make(str(ROOT / "agent_image/eos_agent/init" / native_init.SOURCE), str(tmp_path / "try"))
+        is False
+    ):
         assert not any(map(shutil.which, ("musl-gcc", "gcc"))), "a compiler is here and makes no program"
         return
     environment = {**os.environ, "EOS_WHEEL": "platform"}

@@ -23,7 +23,12 @@ from typing import NamedTuple
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCES = {"layerstack": "layerstack", "eos_agent": "agent_image/eos_agent", "agent_image": "agent_image", "eos_mcp": "eos_mcp"}
+SOURCES = {
+    "layerstack": "layerstack",
+    "eos_agent": "agent_image/eos_agent",
+    "agent_image": "agent_image",
+    "eos_mcp": "eos_mcp",
+}
 """Name of a package in a room's name, and its directory."""
 PHRASES = {
     "somebody": r"somebody",
@@ -49,9 +54,12 @@ TO_REWRITE: dict[str, str] = {
     "eos_mcp/providers": "the host side is rewritten room by room",
     "layerstack/session": "layerstack is rewritten level by level",
 }
-"""Rooms and pages that are not yet rewritten, each with the reason, sorted by the room without its package."""
+"""Rooms and pages that are not yet rewritten, each with the reason, sorted by the room without its package.
+"""
 
-_PHRASE = re.compile("|".join(f"(?P<p{number}>\\b{body})" for number, body in enumerate(PHRASES.values())), re.IGNORECASE)
+_PHRASE = re.compile(
+    "|".join(f"(?P<p{number}>\\b{body})" for number, body in enumerate(PHRASES.values())), re.IGNORECASE
+)
 _BLANKS = str.maketrans("\n\r\t", "   ")
 _QUESTION = re.compile(r"[^.:;]*\?")
 _CODE = re.compile(r"```.*?```|~~~.*?~~~|``[^`]+``|`[^`\n]*`|\]\([^)\s]*\)", re.DOTALL)
@@ -76,7 +84,9 @@ def phrases_in(file: str, line: int, text: str) -> Iterator[Finding]:
     for found in _PHRASE.finditer(plain.translate(_BLANKS)):
         before, after = max(0, found.start() - 40), found.end() + 30
         rule = list(PHRASES)[int((found.lastgroup or "p0")[1:])]
-        yield Finding(file, line + text.count("\n", 0, found.start()), rule, " ".join(text[before:after].split()))
+        yield Finding(
+            file, line + text.count("\n", 0, found.start()), rule, " ".join(text[before:after].split())
+        )
 
 
 def strings_of(tree: ast.AST) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
@@ -88,12 +98,23 @@ def strings_of(tree: ast.AST) -> tuple[list[tuple[int, str]], list[tuple[int, st
     messages: list[tuple[int, str]] = []
     seen: set[int] = set()
     for node in ast.walk(tree):  # a parent comes before its children
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             seen.add(id(node.value))
             docs.append((node.lineno, node.value.value))
         elif isinstance(node, ast.JoinedStr):
             seen.update(map(id, node.values))
-            messages.append((node.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)))
+            messages.append(
+                (
+                    node.lineno,
+                    "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+                    ),
+                )
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in seen:
             messages.append((node.lineno, node.value))
     return docs, [(line, text) for line, text in messages if len(text.split()) >= 3]
@@ -148,7 +169,11 @@ def files() -> Iterator[str]:
     """
     for folder in ("layerstack", "agent_image", "eos_mcp"):
         for directory, names, found in os.walk(os.path.join(ROOT, folder)):
-            names[:] = sorted(n for n in names if n != "__pycache__" and (os.path.basename(directory), n) != ("demo", "project"))
+            names[:] = sorted(
+                n
+                for n in names
+                if n != "__pycache__" and (os.path.basename(directory), n) != ("demo", "project")
+            )
             for file in sorted(found):
                 if file.endswith((".py", ".c", ".h")):
                     yield os.path.relpath(os.path.join(directory, file), ROOT).replace(os.sep, "/")
@@ -164,7 +189,9 @@ def findings() -> dict[str, list[Finding]]:
     for path in files():
         with open(os.path.join(ROOT, path), encoding="utf-8") as file:
             source = file.read()
-        read = python_findings if path.endswith(".py") else page_findings if path.endswith(".md") else c_findings
+        read = (
+            python_findings if path.endswith(".py") else page_findings if path.endswith(".md") else c_findings
+        )
         out.setdefault(room_of(path), []).extend(read(path, source))
     return out
 
@@ -201,7 +228,9 @@ def test_the_rule_finds_openings_phrases_messages_and_comments(source: str, rule
 def test_the_rule_reads_pages_and_c_without_code_and_quotations() -> None:
     page = "# Title\n\n> nobody\n\n`told` and\n\n```\nanew\n```\n\nThis is\nno lease.\n"
     assert [(one.line, one.rule) for one in page_findings("x.md", page)] == [(11, "is no")]
-    assert [(one.line, one.rule) for one in c_findings("x.c", "int told;\n/* told\n twice */\n")] == [(2, "told")]
+    assert [(one.line, one.rule) for one in c_findings("x.c", "int told;\n/* told\n twice */\n")] == [
+        (2, "told")
+    ]
 
 
 if __name__ == "__main__":

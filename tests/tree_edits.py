@@ -1,7 +1,8 @@
-"""What programs do to a tree, one operation at a time, each chosen by a few small numbers: hypothesis draws them and shrinks them.
+"""What programs do to a tree, one operation at a time, each chosen by a few small numbers: hypothesis draws
+them and shrinks them.
 
-The same numbers on the same tree do the same. An operation that the file system refuses is a program that failed: whatever it had done
-by then stands.
+The same numbers on the same tree do the same. An operation that the file system refuses is a program that
+failed: whatever it had done by then stands.
 """
 
 from __future__ import annotations
@@ -205,7 +206,11 @@ class Hand:
         """rm -r, mkdir, some of the files again: overlayfs makes it opaque."""
         path = self.a_dir()
         mode = os.stat(path).st_mode & 0o7777
-        kept = [(n, self.read(f"{path}/{n}")) for n in sorted(os.listdir(path), key=os.fsencode) if os.path.isfile(f"{path}/{n}")]
+        kept = [
+            (n, self.read(f"{path}/{n}"))
+            for n in sorted(os.listdir(path), key=os.fsencode)
+            if os.path.isfile(f"{path}/{n}")
+        ]
         shutil.rmtree(path)
         os.mkdir(path)
         if self.number(4):
@@ -294,7 +299,9 @@ class Hand:
             os.removexattr(path, name)
 
     def database(self) -> None:
-        """What SQLite writes: the file alone, its log alone, both; or it folds the log into the file and removes it."""
+        """What SQLite writes: the file alone, its log alone, both; or it folds the log into the file and
+        removes it.
+        """
         path = f"{self.of(self.dirs)}/u.db"
         what, text = self.number(6), b"page %d" % self.number(3)
         if os.path.isdir(path) or path in self.specials:
@@ -326,9 +333,16 @@ class Hand:
             os.unlink(f"{path}/000000.log")
 
     def derived_file(self) -> None:
-        """Byte code that is compared with its source, byte code that is not, a file of a cache; in a directory with a tag a source too."""
+        """Byte code that is compared with its source, byte code that is not, a file of a cache; in a
+        directory with a tag a source too.
+        """
         path, what, text = self.of(self.dirs), self.number(4), b"%d" % self.number(3)
-        folder, name = (("__pycache__", "m.cpython-311.pyc"), (".ruff_cache", "x"), ("tagged", "x"), ("__pycache__", "u.pyc"))[what]
+        folder, name = (
+            ("__pycache__", "m.cpython-311.pyc"),
+            (".ruff_cache", "x"),
+            ("tagged", "x"),
+            ("__pycache__", "u.pyc"),
+        )[what]
         os.makedirs(f"{path}/{folder}", exist_ok=True)
         if folder == "tagged":
             self.put(f"{path}/{folder}/CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
@@ -361,11 +375,15 @@ class Hand:
 
 
 WEIGHTS = {
-    "write": 6, "write_new": 6, "replace": 2, "append": 3, "chmod": 2, "chmod_dir": 3, "rename": 2, "rename_dir": 3, "away_and_back": 1,
-    "away_back_and_more": 1, "exchange": 1, "rm": 3, "rm_r": 2, "recreate": 3, "copy_tree": 1, "bounce": 1, "symlink": 2, "link": 1,
-    "mkdir": 2, "mkdir_and_file": 5, "deep": 2, "morph": 2, "fifo": 1, "touch": 1, "open_only": 1, "create_delete": 1, "xattr": 2, "gitignore": 1,
+    "write": 6, "write_new": 6, "replace": 2, "append": 3, "chmod": 2, "chmod_dir": 3, "rename": 2, "rename_dir": 3, "away_and_back": 1,  # noqa: E501
+    "away_back_and_more": 1, "exchange": 1, "rm": 3, "rm_r": 2, "recreate": 3, "copy_tree": 1, "bounce": 1, "symlink": 2, "link": 1,  # noqa: E501
+    "mkdir": 2, "mkdir_and_file": 5, "deep": 2, "morph": 2, "fifo": 1, "touch": 1, "open_only": 1, "create_delete": 1, "xattr": 2, "gitignore": 1,  # noqa: E501
     "database": 3, "store_of_keys": 2, "derived_file": 2, "box": 1, "sparse": 1, "touch_long_ago": 1,
 }  # fmt: skip
 
-ops = st.builds(Op, st.sampled_from([name for name, weight in WEIGHTS.items() for _ in range(weight)]), st.binary(min_size=8, max_size=8))
+ops = st.builds(
+    Op,
+    st.sampled_from([name for name, weight in WEIGHTS.items() for _ in range(weight)]),
+    st.binary(min_size=8, max_size=8),
+)
 few_ops = st.lists(ops, min_size=1, max_size=5)

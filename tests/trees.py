@@ -1,4 +1,5 @@
-"""Trees as values: read one from disk, write one to disk, draw one. A tree is {path: Entry}; '' is its root directory.
+"""Trees as values: read one from disk, write one to disk, draw one. A tree is {path: Entry}; '' is its root
+directory.
 
 An Entry is what a version is made of: kind, content, permission bits, owner, xattrs. No times, no inodes.
 """
@@ -70,7 +71,9 @@ def data_of(full: str, size: int) -> int:
 
 
 def read_tree(root: str, besides: Besides | None = None) -> Tree:
-    """What stands at `root`. FIFOs, sockets and devices are left out: they are no state. `besides` is filled with what is no state either."""
+    """What stands at `root`. FIFOs, sockets and devices are left out: they are no state. `besides` is filled
+    with what is no state either.
+    """
     tree: Tree = {}
 
     def visit(path: str, full: str) -> None:
@@ -92,7 +95,9 @@ def read_tree(root: str, besides: Besides | None = None) -> Tree:
         if besides is not None:
             data = data_of(full, status.st_size) if kind == FILE else 0
             besides[path] = Beside(status.st_mtime_ns, (status.st_dev, status.st_ino), data, status.st_nlink)
-        tree[path] = Entry(kind, meta, body, tuple(sorted((n, os.getxattr(full, n, follow_symlinks=False)) for n in names)))
+        tree[path] = Entry(
+            kind, meta, body, tuple(sorted((n, os.getxattr(full, n, follow_symlinks=False)) for n in names))
+        )
         if kind == DIRECTORY:
             for name in sorted(os.listdir(full)):
                 visit(f"{path}/{name}" if path else name, f"{full}/{name}")
@@ -113,7 +118,9 @@ def write_tree(root: str, tree: Tree) -> None:
         else:
             with open(full, "xb") as file:
                 file.write(entry.body)
-    for path in sorted(tree, key=os.fsencode, reverse=True):  # children first: a directory may be closed to its owner
+    for path in sorted(
+        tree, key=os.fsencode, reverse=True
+    ):  # children first: a directory may be closed to its owner
         entry = tree[path]
         full = f"{root}/{path}" if path else root
         if os.geteuid() == 0:
@@ -139,8 +146,23 @@ def difference(got: Tree, want: Tree) -> str:
 
 # What hypothesis draws from
 
-NAMES = ("a", "b", "c", "d", "ig", "x.o", ".wh.x", ".wh..wh..opq", "n\nl", "-v", os.fsdecode(b"\xff\xfe"), " s ")
-"""Names that a store made of files must get right: docker's whiteouts, no UTF-8, a newline, a leading dash, blanks."""
+NAMES = (
+    "a",
+    "b",
+    "c",
+    "d",
+    "ig",
+    "x.o",
+    ".wh.x",
+    ".wh..wh..opq",
+    "n\nl",
+    "-v",
+    os.fsdecode(b"\xff\xfe"),
+    " s ",
+)
+"""Names that a store made of files must get right: docker's whiteouts, no UTF-8, a newline, a leading dash,
+blanks.
+"""
 TEXTS = (
     b"",
     b"".join(b"line %d\n" % n for n in range(3)),
@@ -158,7 +180,10 @@ texts = st.sampled_from(TEXTS)
 
 def _tree(paths: list[tuple[list[str], int]], modes: list[int], ignore: bytes, root_mode: int) -> Tree:
     owner = (os.geteuid(), os.getegid())
-    tree: Tree = {"": Entry(DIRECTORY, (root_mode, *owner)), ".gitignore": Entry(FILE, (0o644, *owner), ignore)}
+    tree: Tree = {
+        "": Entry(DIRECTORY, (root_mode, *owner)),
+        ".gitignore": Entry(FILE, (0o644, *owner), ignore),
+    }
     for n, (parts, what) in enumerate(paths):
         path = "/".join(parts)
         if any(tree[a].kind != DIRECTORY for a in ancestors(path) if a in tree) or path in tree:

@@ -1,7 +1,9 @@
-"""Units and derived files on plain trees, as publish-rules 15 and the ADRs 0046 and 0047 have it: what a version means, restated.
+"""Units and derived files on plain trees, as publish-rules 15 and the ADRs 0046 and 0047 have it: what a
+version means, restated.
 
-A unit is the paths that are one value to the program that writes them. A side changed it when a member has another content, kind or presence than
-in the base; *helpers* (locks, caches, logs that are made again) count for nothing but go with the side whose the unit is.
+A unit is the paths that are one value to the program that writes them. A side changed it when a member has
+another content, kind or presence than in the base; *helpers* (locks, caches, logs that are made again) count
+for nothing but go with the side whose the unit is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from tests.trees import DIRECTORY, FILE, Entry, Tree, ancestors
 HEADER = b"SQLite format 3\0"
 MAGIC = b"\xde\xc0\xef\xbe"
 BESIDE = ("-wal", "-journal", "-shm")
-LEVELDB = re.compile(r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)")
+LEVELDB = re.compile(
+    r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)"
+)
 BOX = "box"
 """Directories of this name are units by the configuration of the tests, with all that is in them."""
 CONFLICT, OURS, HEAD = "conflict", "ours", "head"
@@ -30,7 +34,9 @@ class Unit(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What becomes of it: one conflict at its root, or the members that are one side's whatever the table says."""
+    """What becomes of it: one conflict at its root, or the members that are one side's whatever the table
+    says.
+    """
 
     unit: Unit
     whose: str
@@ -83,7 +89,14 @@ def units_in(trees: Sequence[Tree], *, boxes: bool) -> list[Unit]:
         if name in ("data.mdb", "lock.mdb") and any(
             (text := body(tree, join(folder, "data.mdb"))) and text[16:20] == MAGIC for tree in trees
         ):
-            found.add(few(folder, [join(folder, "data.mdb"), join(folder, "lock.mdb")], [join(folder, "lock.mdb")], trees))
+            found.add(
+                few(
+                    folder,
+                    [join(folder, "data.mdb"), join(folder, "lock.mdb")],
+                    [join(folder, "lock.mdb")],
+                    trees,
+                )
+            )
         if name == "CURRENT" and any(names_its_manifest(tree, folder) for tree in trees):
             inside = {p for p in paths if parent(p) == folder and LEVELDB.fullmatch(p.rpartition("/")[2])}
             helpers = {p for p in inside if re.fullmatch(r"LOCK|LOG(\.old.*)?", p.rpartition("/")[2])}
@@ -104,11 +117,21 @@ def few(root: str, members: Iterable[str], helpers: Iterable[str], trees: Sequen
 
 def names_its_manifest(tree: Tree, folder: str) -> bool:
     text = body(tree, join(folder, "CURRENT"))
-    return text is not None and re.fullmatch(rb"MANIFEST-\d+\n?", text) is not None and join(folder, text.decode().strip()) in tree
+    return (
+        text is not None
+        and re.fullmatch(rb"MANIFEST-\d+\n?", text) is not None
+        and join(folder, text.decode().strip()) in tree
+    )
 
 
 def decide(
-    unit: Unit, base: Tree, ours: Tree, head: Tree, *, loose: Callable[[str], bool], derived: Callable[[str, bool], bool]
+    unit: Unit,
+    base: Tree,
+    ours: Tree,
+    head: Tree,
+    *,
+    loose: Callable[[str], bool],
+    derived: Callable[[str, bool], bool],
 ) -> Decided:
     """With no member forced and no conflict the table has the last word on each member."""
 
@@ -119,10 +142,16 @@ def decide(
     own = {path for path in unit.members if differs(base.get(path), state(ours, path))}
     other = {path for path in unit.members if differs(base.get(path), state(head, path))}
     unlike = {path for path in unit.members if differs(state(ours, path), state(head, path))}
-    helpers = {path for path in unit.helpers if not any(path in tree and tree[path].is_dir for tree in (base, ours, head))}
+    helpers = {
+        path
+        for path in unit.helpers
+        if not any(path in tree and tree[path].is_dir for tree in (base, ours, head))
+    }
     true = own - helpers, other - helpers
     if true[0] and true[1] and (true[0] | true[1]) & unlike:
-        ignored = all(loose(path) for path in unit.members - helpers) and all(loose(path) for path in true[0] | true[1])
+        ignored = all(loose(path) for path in unit.members - helpers) and all(
+            loose(path) for path in true[0] | true[1]
+        )
         if derived(unit.root, ignored):
             return Decided(unit, HEAD, frozenset(own & unlike))
         if ignored:
@@ -130,7 +159,9 @@ def decide(
         return Decided(unit, CONFLICT)
     if true[0] and not true[1]:
         return Decided(unit, OURS, frozenset(other & unlike))
-    return Decided(unit, HEAD, frozenset((own if true[1] and not true[0] else own & other) & helpers & unlike))
+    return Decided(
+        unit, HEAD, frozenset((own if true[1] and not true[0] else own & other) & helpers & unlike)
+    )
 
 
 # Derived files
@@ -140,20 +171,25 @@ TAG = b"Signature: 8a477f597d28d172789f06886806bc55"
 
 
 class Derived:
-    """What no side need have written: in a directory that is known to be a tool's cache, byte code that is compared with its source, and what is
-    ignored in a directory with a tag; or such a directory itself."""
+    """What no side need have written: in a directory that is known to be a tool's cache, byte code that is
+    compared with its source, and what is ignored in a directory with a tag; or such a directory itself.
+    """
 
     def __init__(self, trees: Sequence[Tree], ignored: Callable[[str, bool], bool]) -> None:
         self.trees, self.ignored = trees, ignored
 
     def tagged(self, folder: str) -> bool:
         having = [tree for tree in self.trees if folder in tree and tree[folder].kind == DIRECTORY]
-        return bool(having) and all((body(tree, f"{folder}/CACHEDIR.TAG") or b"").startswith(TAG) for tree in having)
+        return bool(having) and all(
+            (body(tree, f"{folder}/CACHEDIR.TAG") or b"").startswith(TAG) for tree in having
+        )
 
     def within(self, folder: str, ignored: bool) -> bool:
         """`ignored`: is all that is asked about?"""
         return any(
-            at.rpartition("/")[2] in CACHES or at.endswith("node_modules/.cache") or (ignored and self.tagged(at))
+            at.rpartition("/")[2] in CACHES
+            or at.endswith("node_modules/.cache")
+            or (ignored and self.tagged(at))
             for at in (*ancestors(folder)[1:], folder)
             if at
         )
@@ -166,10 +202,17 @@ class Derived:
             return name == "__pycache__" or self.within(path, ignored)
         if re.fullmatch(r"\.eslintcache|\.stylelintcache|.*\.tsbuildinfo", name):
             return True
-        byte_code = re.fullmatch(r".*\.pyc(\.\d+)?", name) is not None and folder.rpartition("/")[2] == "__pycache__"
+        byte_code = (
+            re.fullmatch(r".*\.pyc(\.\d+)?", name) is not None and folder.rpartition("/")[2] == "__pycache__"
+        )
         return (byte_code and all(map(compared, there))) or self.within(folder, ignored)
 
 
 def compared(entry: Entry) -> bool:
     """Byte code that an interpreter compares with its source."""
-    return entry.kind == FILE and len(entry.body) >= 8 and entry.body[2:4] == b"\r\n" and entry.body[4:8] in (bytes(4), b"\3\0\0\0")
+    return (
+        entry.kind == FILE
+        and len(entry.body) >= 8
+        and entry.body[2:4] == b"\r\n"
+        and entry.body[4:8] in (bytes(4), b"\3\0\0\0")
+    )

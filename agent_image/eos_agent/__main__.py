@@ -1,4 +1,6 @@
-"""`sandbox-daemon serve --settings FILE`: one agent for one sandbox, from the fork of its zygote to the end of its drain."""
+"""`sandbox-daemon serve --settings FILE`: one agent for one sandbox, from the fork of its zygote to the end
+of its drain.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ GONE = ".gone-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Exit codes: 0 after a drain, 1 for a failed start or a lost zygote, 2 for usage."""
+    """Run the command line. Exit codes: 0 after a drain, 1 for a failed start or a lost zygote, 2 for usage."""  # noqa: E501
     args = list(sys.argv[1:] if argv is None else argv)
     if args == ["--version"]:
         sys.stdout.write(f"sandbox-daemon {VERSION}\n")
@@ -80,9 +82,16 @@ def serve(found: settings.Settings) -> int:
 
 
 def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups.Groups) -> int:
-    for path in (found.runtime_dir, found.layer_stack_root, found.scratch_root, os.path.dirname(found.socket_path)):
+    for path in (
+        found.runtime_dir,
+        found.layer_stack_root,
+        found.scratch_root,
+        os.path.dirname(found.socket_path),
+    ):
         os.makedirs(path, mode=0o700, exist_ok=True)
-    room = headroom.open_headroom(groups, found.get("runtime.workspace.session_memory_bytes", headroom.SESSION_BYTES))
+    room = headroom.open_headroom(
+        groups, found.get("runtime.workspace.session_memory_bytes", headroom.SESSION_BYTES)
+    )
     if found.local:
         if ordinary:
             namespaces.enter_user_namespace()
@@ -130,19 +139,27 @@ def open_groups(found: settings.Settings) -> cgroups.Groups:
     """Make the agent's cgroups according to its settings."""
     wanted: cgroups.Wanted | None = None
     if found.limits is not None and "none" not in found.limits:
-        wanted = cgroups.Wanted(*(cgroups.Limits.of(found.limits.get(key, {})) for key in ("workload", "session")))
+        wanted = cgroups.Wanted(
+            *(cgroups.Limits.of(found.limits.get(key, {})) for key in ("workload", "session"))
+        )
     why = str(found.limits["none"]) if found.limits is not None and "none" in found.limits else None
-    return cgroups.open_groups(found.sandbox_id, found.layer_stack_root, wanted, why_none=why, whole=not found.local)
+    return cgroups.open_groups(
+        found.sandbox_id, found.layer_stack_root, wanted, why_none=why, whole=not found.local
+    )
 
 
 def reap(found: settings.Settings) -> int:
-    """Remove the cgroups that a killed agent left, when its sandbox is removed. Exit code 0 also when there are none."""
+    """Remove the cgroups that a killed agent left, when its sandbox is removed. Exit code 0 also when there
+    are none.
+    """
     cgroups.reap(cgroup_record(found), found.sandbox_id, found.layer_stack_root)
     return 0
 
 
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
-    """Open the store, or create it at the first start. Leftovers of a dead agent are only listed: `_run` recovers them later."""
+    """Open the store, or create it at the first start. Leftovers of a dead agent are only listed: `_run`
+    recovers them later.
+    """
     from eos_agent.sessions.recovery import SWEPT
     from layerstack.core.publish_rules import PublishRules
     from layerstack.kernel.xattrs import TRUSTED, USER
@@ -162,20 +179,32 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
     units = [NamedUnits(**unit) for unit in found.get("runtime.layerstack.units", ())]
-    store.rules = PublishRules(found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units))
+    store.rules = PublishRules(
+        found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units)
+    )
     store.inputs = patterns(found.get("runtime.layerstack.inputs", INPUTS))
-    log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
+    log.line(
+        f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent "
+        f"outlives it"
+    )
     if not any(not session.quarantined for session in store.dead.all()):  # else after their recovery
         log.line(SWEPT.format(0))
     for session in store.dead.all():
-        log.log("quarantined" if session.quarantined else "recovering", session=session.session_id, tries=session.tries, why=session.why)
+        log.log(
+            "quarantined" if session.quarantined else "recovering",
+            session=session.session_id,
+            tries=session.tries,
+            why=session.why,
+        )
     for file, what in store.damaged.items():
         log.log("set_apart", file=file, what=what)
     return store
 
 
 def _opened(root: str) -> Store:
-    """Wait a moment for a recovery process of the previous agent, which locks the store until it ends (`recovery_child`)."""
+    """Wait a moment for a recovery process of the previous agent, which locks the store until it ends
+    (`recovery_child`).
+    """
     from layerstack.errors import StoreBusy
     from layerstack.store import Store
 
@@ -190,7 +219,9 @@ def _opened(root: str) -> Store:
 
 
 def _sweep_scratch(found: settings.Settings) -> int:
-    """Move transcripts of an earlier agent away for deletion, and write the empty inventory that tools look for."""
+    """Move transcripts of an earlier agent away for deletion, and write the empty inventory that tools look
+    for.
+    """
     from layerstack.kernel import fsync
 
     os.makedirs(os.path.join(found.scratch_root, ".export"), mode=0o700, exist_ok=True)
@@ -213,7 +244,11 @@ def _sweep_scratch(found: settings.Settings) -> int:
 def _gone(found: settings.Settings) -> list[Callable[[], None]]:
     from layerstack.kernel import fsync
 
-    there = [os.path.join(found.transcripts, name) for name in os.listdir(found.transcripts) if name.startswith(GONE)]
+    there = [
+        os.path.join(found.transcripts, name)
+        for name in os.listdir(found.transcripts)
+        if name.startswith(GONE)
+    ]
     return [functools.partial(fsync.remove_tree, path) for path in there]
 
 
@@ -260,7 +295,10 @@ async def _run(
     store.leases.on_change = telemetry.on_lease
     handlers = Handlers(found, store, sessions, commands, pool, exports, recorder)
     policies = "runtime.layerstack.autosquash_policies."
-    policy = Policy(found.get(policies + "squash_at_n_layers", None), found.get(policies + "squash_at_shared_directory_layers", None))
+    policy = Policy(
+        found.get(policies + "squash_at_n_layers", None),
+        found.get(policies + "squash_at_shared_directory_layers", None),
+    )
     if policy != Policy():
         handlers.squashes.watch(policy)
     server, http = AgentServer(handlers, token), HttpServer(handlers, token)
@@ -269,17 +307,33 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if not found.local and found.get("daemon.network.neighbours", "deny") == "deny":
-        container_isolation.leave_neighbours(os.path.join(os.path.dirname(found.endpoint_path), "nameservers.json"))
+        container_isolation.leave_neighbours(
+            os.path.join(os.path.dirname(found.endpoint_path), "nameservers.json")
+        )
     tcp = await server.listen()
     web = await http.listen(tcp[1])
-    endpoint = {"format": 1, "pid": os.getpid(), "started": _started(), "proof": proof.FORMAT, "tcp": list(tcp), "http": list(web)}
+    endpoint = {
+        "format": 1,
+        "pid": os.getpid(),
+        "started": _started(),
+        "proof": proof.FORMAT,
+        "tcp": list(tcp),
+        "http": list(web),
+    }
     fsync.write_file(found.pid_path, f"{os.getpid()}\n".encode())
     fsync.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
     gc.collect()
     gc.freeze()  # later collections skip what is loaded now
     handlers.sampler.watch()
     sessions.recovering.start()
-    log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
+    log.log(
+        "ready",
+        sandbox=found.sandbox_id,
+        pid=os.getpid(),
+        version=store.head.version,
+        tcp=list(tcp),
+        http=list(web),
+    )
 
     stopped = loop.create_task(stop.wait())
     waited: list[asyncio.Future[Any]] = [stopped, zygote.lost]

@@ -194,4 +194,6 @@ def check_owner(connected: socket.socket, path: str) -> None:
     if hasattr(socket, "SO_PEERCRED"):
         pid, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():
-            raise PermissionError(f"process {pid} of uid {uid} listens at {path}, not one of uid {os.geteuid()}")
+            raise PermissionError(
+                f"process {pid} of uid {uid} listens at {path}, not one of uid {os.geteuid()}"
+            )

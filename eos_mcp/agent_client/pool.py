@@ -29,7 +29,8 @@ PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.3)
 TRUSTED_IDLE_S = 0.05  # connections of a killed agent end after a moment; a question costs 0.2 ms
 POOL_SIZE = 16
 STREAM_SILENCE_S = 120.0
-SEEN_S = 1.0  # since its port was last looked up or proved: for so long the proof alone protects against a port that moved
+# since its port was last looked up or proved: for so long the proof alone protects against a port that moved
+SEEN_S = 1.0
 LOOK_S = 2.0  # of an engine that hangs: then the known port of a container is used
 MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
 
@@ -128,7 +129,14 @@ class AgentPool:
         return decoded(line, op)
 
     async def request_line(
-        self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None, sent_at: float | None = None
+        self,
+        sandbox_id: str,
+        op: str,
+        args: Mapping[str, Any],
+        *,
+        request_id: str,
+        timeout_s: float | None,
+        sent_at: float | None = None,
     ) -> bytes:
         """Send a request; return the agent's reply as it came, a JSON object without a newline. Without
         `"error"` in it, it is a result.
@@ -144,12 +152,16 @@ class AgentPool:
         try:
             passed_s = 0.0 if sent_at is None else time.monotonic() - sent_at
             async with asyncio.timeout(None if timeout_s is None else timeout_s - passed_s):
-                return await self._request(sandbox_id, op, args, request_id, attempts=2 if sent_at is None and is_read(op) else 1)
+                return await self._request(
+                    sandbox_id, op, args, request_id, attempts=2 if sent_at is None and is_read(op) else 1
+                )
         except TimeoutError:
             raise late(sandbox_id, op, timeout_s) from None
 
     @asynccontextmanager
-    async def stream(self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str) -> AsyncGenerator[ByteReader]:
+    async def stream(
+        self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str
+    ) -> AsyncGenerator[ByteReader]:
         """Send a request whose reply is a stream, on a connection of its own, closed at the end of the block.
 
         Raises:
@@ -157,7 +169,9 @@ class AgentPool:
         """
         line, target = await self._connection(sandbox_id)
         try:
-            data = protocol.encode_request(op, args, request_id=request_id, sandbox_id=sandbox_id, **_token(target))
+            data = protocol.encode_request(
+                op, args, request_id=request_id, sandbox_id=sandbox_id, **_token(target)
+            )
             with _gone(op):
                 await line.send(data)
             yield ByteReader(line)
@@ -208,7 +222,9 @@ class AgentPool:
         with contextlib.suppress(ValueError):
             self._idle.get(sandbox_id, []).remove(pooled)
 
-    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str, attempts: int) -> bytes:
+    async def _request(
+        self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str, attempts: int
+    ) -> bytes:
         while True:
             attempts -= 1
             line, target = await self._connection(sandbox_id)
@@ -248,7 +264,10 @@ class AgentPool:
         The proof shows that the agent is at the end of the connection, not that no program relays it; at the
         port that the engine names, none does.
         """
-        if target.socket_path is not None or time.monotonic() - self._seen.get(target.sandbox_id, -SEEN_S) < SEEN_S:
+        if (
+            target.socket_path is not None
+            or time.monotonic() - self._seen.get(target.sandbox_id, -SEEN_S) < SEEN_S
+        ):
             return target
         try:
             async with asyncio.timeout(LOOK_S):
@@ -279,10 +298,18 @@ class AgentPool:
                     details = {
                         "sandbox_id": sandbox_id,
                         "retryable": True,
-                        "hint": "see inspect_sandbox and the log of the sandbox; start_sandbox starts a stopped one",
+                        "hint": (
+                            "see inspect_sandbox and the log of the sandbox; start_sandbox starts a "
+                            "stopped one"
+                        ),
                     }
-                    message = f"the agent of sandbox {sandbox_id} does not answer at {target.host}:{target.port}: {error}"
-                    raise OperationError(INTERNAL_ERROR, message, details, reason="sandbox_unreachable") from None
+                    message = (
+                        f"the agent of sandbox {sandbox_id} does not answer at "
+                        f"{target.host}:{target.port}: {error}"
+                    )
+                    raise OperationError(
+                        INTERNAL_ERROR, message, details, reason="sandbox_unreachable"
+                    ) from None
             if tries > 0:
                 await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S)) - 1])
             tries += 1
@@ -316,7 +343,11 @@ async def _open(target: AgentTarget) -> LineSocket:
     """
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            connected = await (_dial(target.host, target.port) if target.socket_path is None else _dial_unix(target.socket_path))
+            connected = await (
+                _dial(target.host, target.port)
+                if target.socket_path is None
+                else _dial_unix(target.socket_path)
+            )
     except (OSError, TimeoutError) as error:
         raise NotThere(str(error) or "no answer to connect") from None
     line = LineSocket(connected)
@@ -332,10 +363,17 @@ async def _dial(host: str, port: int) -> socket.socket:
     try:
         connected.setblocking(False)
         await loop.sock_connect(connected, address)
-        for option, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        for option, value in (
+            ("TCP_NODELAY", 1),
+            ("TCP_KEEPIDLE", 5),
+            ("TCP_KEEPINTVL", 2),
+            ("TCP_KEEPCNT", 3),
+        ):
             if hasattr(socket, option):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a container that vanishes sends no FIN
+        connected.setsockopt(
+            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+        )  # a container that vanishes sends no FIN
     except BaseException:
         connected.close()
         raise
@@ -355,14 +393,21 @@ async def _dial_unix(path: str) -> socket.socket:
 
 
 def _token(target: AgentTarget) -> dict[str, Any]:
-    """Return the token for an agent of an older version, which cannot prove itself; a unix socket needs none."""
-    return {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
+    """Return the token for an agent of an older version, which cannot prove itself; a unix socket needs none."""  # noqa: E501
+    return (
+        {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
+    )
 
 
 def request_data(target: AgentTarget, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
     """Encode a request on a connection that is kept afterwards."""
     return protocol.encode_request(
-        op, args, request_id=request_id, sandbox_id=target.sandbox_id, **{protocol.KEEP_ALIVE_KEY: True}, **_token(target)
+        op,
+        args,
+        request_id=request_id,
+        sandbox_id=target.sandbox_id,
+        **{protocol.KEEP_ALIVE_KEY: True},
+        **_token(target),
     )
 
 
@@ -401,8 +446,14 @@ async def _prove(line: LineSocket, target: AgentTarget, *, fresh: bool = False) 
             return
         refusal: dict[str, Any] | None = reply.get("error")
         if refusal is not None and refusal.get("kind") == protocol.SERVER_BUSY:
-            raise OperationError(protocol.SERVER_BUSY, str(refusal.get("message")), {"retryable": True, **refusal.get("details", {})})
-        raise NotThere("another program answers there" if refusal is None else f"it answered {json.dumps(refusal)[:200]}")
+            raise OperationError(
+                protocol.SERVER_BUSY,
+                str(refusal.get("message")),
+                {"retryable": True, **refusal.get("details", {})},
+            )
+        raise NotThere(
+            "another program answers there" if refusal is None else f"it answered {json.dumps(refusal)[:200]}"
+        )
     except (OSError, EOFError, TimeoutError, TooLong, ValueError, proof.WrongProof) as error:
         line.close()
         raise NotThere(str(error) or type(error).__name__) from None
@@ -462,6 +513,9 @@ def gone(what: str, error: Exception) -> OperationError:
 
 
 def late(sandbox_id: str, op: str, timeout_s: float | None) -> OperationError:
-    details = {"retryable": False, "hint": "the sandbox continues to work on it; check the result with a read operation"}
+    details = {
+        "retryable": False,
+        "hint": "the sandbox continues to work on it; check the result with a read operation",
+    }
     message = f"sandbox {sandbox_id} did not answer {op} within {timeout_s:g} s"
     return OperationError(INTERNAL_ERROR, message, details, reason="forward_timeout")

@@ -38,23 +38,33 @@ def main(words: Sequence[str]) -> int:
         found = check()
         findings[found.name] = found
         mark = {True: "ok  ", False: "FAIL", None: "    "}[found.ok]
-        lines = [f"{mark} {found.name:<16}{found.said}"] + ([f"     {'':<16}-> {found.step}"] if found.step else [])
+        lines = [f"{mark} {found.name:<16}{found.said}"] + (
+            [f"     {'':<16}-> {found.step}"] if found.step else []
+        )
         output.write(b"".join(output.shown(line) for line in "\n".join(lines).split("\n")))
     backend = os.environ.get("EOS_GATEWAY_BACKEND") or "auto"
     forced = "" if backend == "auto" else f" (EOS_GATEWAY_BACKEND={backend})"
     ways = [
         shown
-        for name, shown in (("docker", "Docker"), ("local", "this machine without a container (--image host)"))
+        for name, shown in (
+            ("docker", "Docker"),
+            ("local", "this machine without a container (--image host)"),
+        )
         if findings[name].ok and backend in ("auto", name)
     ]
     if not all(findings[place].ok for place in ("state", "cache")):  # every sandbox needs both
         ways = []
-    output.write(f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}{forced}\n".encode())
+    output.write(
+        f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}{forced}\n".encode()
+    )
     return output.OK if ways else output.FAILED
 
 
 def check_platform() -> Finding:
-    said = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}, uid {os.geteuid()}"
+    said = (
+        f"{platform.system()} {platform.release()} {platform.machine()}, Python "
+        f"{platform.python_version()}, uid {os.geteuid()}"
+    )
     if platform.system() != "Linux":
         return Finding("platform", None, said, "sandboxes run in Docker here; the local provider needs Linux")
     return Finding("platform", True, said)
@@ -72,7 +82,11 @@ def check_local() -> Finding:
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("local", False, f"the trial failed: {error}")
     if problem is None:
-        return Finding("local", True, f"an overlay was mounted below {folder}{'' if os.geteuid() == 0 else ' in a user namespace'}")
+        return Finding(
+            "local",
+            True,
+            f"an overlay was mounted below {folder}{'' if os.geteuid() == 0 else ' in a user namespace'}",
+        )
     said = problem.message.removesuffix("; " + str(problem.details.get("hint")))
     return Finding("local", False, said, str(problem.details.get("hint", "")))
 
@@ -80,12 +94,23 @@ def check_local() -> Finding:
 def check_userns() -> Finding:
     """Check that an ordinary user can create user namespaces."""
     code = "from layerstack.kernel import syscalls as s; s.unshare(s.CLONE_NEWUSER | s.CLONE_NEWNS)"
-    done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TRIAL_S,
+    )
     if done.returncode == 0:
         return Finding("user namespaces", True, "work: no root needed")
     said = (done.stderr.strip().splitlines() or ["refused"])[-1]
-    step = "allow them (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or use Docker"
-    return Finding("user namespaces", None if os.geteuid() == 0 else False, said, "" if os.geteuid() == 0 else step)
+    step = (
+        "allow them (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or "
+        "use Docker"
+    )
+    return Finding(
+        "user namespaces", None if os.geteuid() == 0 else False, said, "" if os.geteuid() == 0 else step
+    )
 
 
 def check_docker() -> Finding:
@@ -98,12 +123,22 @@ def check_docker() -> Finding:
         docker.close()
     except OperationError as error:
         step = str(error.details.get("hint") or "")
-        return Finding("docker", False, error.message.removesuffix(f"; {step}"), step or "install eos-mcp with its dependencies")
+        return Finding(
+            "docker",
+            False,
+            error.message.removesuffix(f"; {step}"),
+            step or "install eos-mcp with its dependencies",
+        )
     except Exception as error:  # the library raises its own, requests' and the operating system's
         return Finding(
-            "docker", False, " ".join(str(error).split())[:200], "check with `docker version`; --image host works without Docker"
+            "docker",
+            False,
+            " ".join(str(error).split())[:200],
+            "check with `docker version`; --image host works without Docker",
         )
-    what = f"engine {found.get('Version')}, API {found.get('ApiVersion')}, {found.get('Os')}/{found.get('Arch')}"
+    what = (
+        f"engine {found.get('Version')}, API {found.get('ApiVersion')}, {found.get('Os')}/{found.get('Arch')}"
+    )
     return Finding("docker", True, f"{choice.endpoint} (from {choice.source}): {what}")
 
 
@@ -118,7 +153,12 @@ def check_versions() -> Finding:
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Finding("versions", False, f"missing: {', '.join(missing)}", "pip install eos-mcp into this Python: " + sys.executable)
+        return Finding(
+            "versions",
+            False,
+            f"missing: {', '.join(missing)}",
+            "pip install eos-mcp into this Python: " + sys.executable,
+        )
     return Finding("versions", True, ", ".join(found))
 
 
@@ -127,7 +167,9 @@ def check_state() -> Finding:
 
 
 def check_cache() -> Finding:
-    """Copies of workspaces and the runtime: without a place for them no sandbox can be made, whatever else works."""
+    """Copies of workspaces and the runtime: without a place for them no sandbox can be made, whatever else
+    works.
+    """
     return _directory("cache", paths.cache_dir(), "set XDG_CACHE_HOME to a directory of your own")
 
 
@@ -142,7 +184,11 @@ def check_hidden() -> Finding:
         added = load(os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML")).manager.local_daemon.hidden_paths
     except ConfigError as error:
         return Finding("hidden", False, error.message, "correct the file that the message names")
-    own = [paths.state_dir(), paths.cache_dir(), paths.token_file()]  # as the gateway of this environment has them
+    own = [
+        paths.state_dir(),
+        paths.cache_dir(),
+        paths.token_file(),
+    ]  # as the gateway of this environment has them
     hidden = list(dict.fromkeys([*own, *neighbours.folders(), *added, *secret_paths.hidden_here()]))
     there = [path for path in hidden if os.path.lexists(path)]
     lines = [
@@ -150,7 +196,9 @@ def check_hidden() -> Finding:
         *there,
         f"in {', '.join(secret_paths.homes())}, now or when it is made:",
     ]
-    lines += textwrap.wrap("  ".join(name.replace(" ", "\0") for name in secret_paths.SECRET_NAMES), 100, break_on_hyphens=False)
+    lines += textwrap.wrap(
+        "  ".join(name.replace(" ", "\0") for name in secret_paths.SECRET_NAMES), 100, break_on_hyphens=False
+    )
     return Finding("hidden", None, f"\n{'':<21}".join(lines).replace("\0", " "))
 
 
@@ -168,8 +216,14 @@ def check_socket() -> Finding:
     try:
         endpoint = sync.discover().endpoint
     except OperationError as error:
-        return Finding("endpoint", False, error.message, "a shorter EOS_STATE_DIR, or another SANDBOX_GATEWAY_SOCKET")
-    return Finding("endpoint", True, f"{endpoint}" + (f" (from {sync.SOCKET_ENV})" if os.environ.get(sync.SOCKET_ENV) else ""))
+        return Finding(
+            "endpoint", False, error.message, "a shorter EOS_STATE_DIR, or another SANDBOX_GATEWAY_SOCKET"
+        )
+    return Finding(
+        "endpoint",
+        True,
+        f"{endpoint}" + (f" (from {sync.SOCKET_ENV})" if os.environ.get(sync.SOCKET_ENV) else ""),
+    )
 
 
 def check_gateway() -> Finding:
@@ -183,8 +237,17 @@ def check_gateway() -> Finding:
         return Finding("gateway", None, "not running; it starts on demand")
     warnings: list[str] = found.get("warnings") or []
     if warnings:
-        return Finding("gateway", False, f"runs (pid {found.get('pid')}), {warnings[0]}", "correct the file that the warning names")
-    return Finding("gateway", True, f"runs (pid {found.get('pid')}), version {found.get('version')}, {found.get('sandboxes')} sandboxes")
+        return Finding(
+            "gateway",
+            False,
+            f"runs (pid {found.get('pid')}), {warnings[0]}",
+            "correct the file that the warning names",
+        )
+    return Finding(
+        "gateway",
+        True,
+        f"runs (pid {found.get('pid')}), version {found.get('version')}, {found.get('sandboxes')} sandboxes",
+    )
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (

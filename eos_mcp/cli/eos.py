@@ -1,4 +1,6 @@
-"""`eos`: one command over everything, for people: the three programs, the gateway, the demo, a check-up, client configuration."""
+"""`eos`: one command over everything, for people: the three programs, the gateway, the demo, a check-up,
+client configuration.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Compares every layer, draft and record of a store with its checksum, and lists w
 
 Exit status: 0 clean, 1 damaged, 2 nothing could be checked. Left-over files that the next start removes, and parts
 that could not be checked, are listed and do not count as damage.
-"""
+"""  # noqa: E501
 WORDS = {"left_over": "left over", "not_checked": "not checked", "unknown": "unknown"}
 DAMAGED, UNREACHABLE = 1, 2
 
@@ -59,11 +59,21 @@ class FsckReport:
 
     def finish(self, about: Mapping[str, Any]) -> int:
         if self.as_json:
-            whole = {**about, "clean": not self.damage, "damage": self.damage, "notes": self.notes, "checked": self.checked}
+            whole = {
+                **about,
+                "clean": not self.damage,
+                "damage": self.damage,
+                "notes": self.notes,
+                "checked": self.checked,
+            }
             output.write(output.harmless(protocol.encode(whole)))
         else:
             for note in self.notes:
-                output.write(output.shown(f"{WORDS.get(str(note['kind']), note['kind'])}: {note['file']}: {note['what']}"))
+                output.write(
+                    output.shown(
+                        f"{WORDS.get(str(note['kind']), note['kind'])}: {note['file']}: {note['what']}"
+                    )
+                )
             verdict = f"{len(self.damage)} damaged" if self.damage else "clean"
             output.write(output.shown(f"{verdict}: {in_words(self.checked)}"))
         return DAMAGED if self.damage else output.OK
@@ -84,7 +94,9 @@ def main(words: Sequence[str]) -> int:
         return output.USAGE
     (target,) = targets
     watched = "--progress" in options or sys.stderr.isatty()
-    report = FsckReport(as_json="--json" in options, tell=output.progress_printer(time.monotonic()) if watched else None)
+    report = FsckReport(
+        as_json="--json" in options, tell=output.progress_printer(time.monotonic()) if watched else None
+    )
     try:
         if os.sep in target or os.path.isdir(target):
             return report.finish(of_folder(os.path.abspath(target), "--base" in options, report))
@@ -116,7 +128,9 @@ def of_sandbox(sandbox_id: str, base: bool, report: FsckReport) -> dict[str, Any
             import shlex
 
             folder = shlex.quote(state) if os.path.isdir(state) else "DIR"
-            details.setdefault("hint", f"when its agent cannot start: eos fsck {folder} checks the store without it")
+            details.setdefault(
+                "hint", f"when its agent cannot start: eos fsck {folder} checks the store without it"
+            )
             raise OperationError(str(failure.get("kind")), str(failure.get("message")), details)
         for found in reply["damage"]:
             report.damaged(found)
@@ -136,7 +150,14 @@ def of_folder(folder: str, base: bool, report: FsckReport) -> dict[str, Any]:
     Raises:
         OperationError: there is no store, a process has it open, or this user may not read it.
     """
-    command = [sys.executable, "-P", "-m", "eos_agent.sessions.check_store", *(["--base"] if base else []), folder]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "eos_agent.sessions.check_store",
+        *(["--base"] if base else []),
+        folder,
+    ]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as looking:
         assert looking.stdout is not None
         try:
@@ -153,7 +174,9 @@ def of_folder(folder: str, base: bool, report: FsckReport) -> dict[str, Any]:
                     return {"store": said["store"]}
                 elif "error" in said:
                     failure = said["error"]
-                    raise OperationError(str(failure["kind"]), str(failure["message"]), dict(failure.get("details") or {}))
+                    raise OperationError(
+                        str(failure["kind"]), str(failure["message"]), dict(failure.get("details") or {})
+                    )
         finally:
             looking.kill()
     raise OperationError(

@@ -45,7 +45,8 @@ def start(arguments: list[str]) -> int:
     if running_pid() is not None:
         if arguments:
             output.write_error(
-                b"eos gateway: a gateway already runs, without these options; sandboxes survive: `eos gateway stop`, then start again\n"
+                b"eos gateway: a gateway already runs, without these options; sandboxes survive: `eos "
+                b"gateway stop`, then start again\n"
             )
             return output.FAILED
         output.write(b"a gateway already runs\n")
@@ -58,25 +59,33 @@ def start(arguments: list[str]) -> int:
         token_file.ensure()
     own = f"unix://{paths.socket_path()}"
     given = any(word.startswith(("--gateway-endpoint", "--gateway-socket")) for word in arguments)
-    pid = sync.spawn_gateway(None, [*([] if given else ["--gateway-endpoint", own]), *arguments], environment=os.environ)
+    pid = sync.spawn_gateway(
+        None, [*([] if given else ["--gateway-endpoint", own]), *arguments], environment=os.environ
+    )
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         ended, code = os.waitpid(pid, os.WNOHANG)
         if ended:
             reason = last_reason(paths.log_path(), pid)
             output.write_error(
-                f"eos gateway: it ended with status {os.waitstatus_to_exitcode(code)}: {reason}\n".encode("utf-8", "replace")
+                f"eos gateway: it ended with status {os.waitstatus_to_exitcode(code)}: {reason}\n".encode(
+                    "utf-8", "replace"
+                )
             )
             return output.FAILED
         if running_pid() == pid and info() is not None:
             return status([])
         time.sleep(0.02)
-    output.write_error(f"eos gateway: pid {pid} does not answer within {READY_S:g} s; see {paths.log_path()}\n".encode())
+    output.write_error(
+        f"eos gateway: pid {pid} does not answer within {READY_S:g} s; see {paths.log_path()}\n".encode()
+    )
     return output.FAILED
 
 
 def mistake_in(path: str | None) -> str | None:
-    """Describe the first mistake in a configuration, with the sections that create_sandbox reads later; None: valid."""
+    """Describe the first mistake in a configuration, with the sections that create_sandbox reads later; None:
+    valid.
+    """
     from eos_mcp.config.load import ConfigError, load
 
     try:
@@ -94,7 +103,11 @@ def end(_: list[str]) -> int:
 def status(_: list[str]) -> int:
     found = info()
     if found is None:
-        output.write(f"no gateway runs for {paths.state_dir()}; it starts on demand, or with: eos gateway start\n".encode())
+        output.write(
+            (
+                f"no gateway runs for {paths.state_dir()}; it starts on demand, or with: eos gateway start\n"
+            ).encode()
+        )
         return output.FAILED
     endpoints = ", ".join(str(one) for one in found.get("endpoints", ()))
     lines = [
@@ -108,7 +121,8 @@ def status(_: list[str]) -> int:
 
 
 def info() -> dict[str, Any] | None:
-    """`gateway_info` of the gateway that listens on this user's own socket; None when no gateway listens. Starts nothing.
+    """`gateway_info` of the gateway that listens on this user's own socket; None when no gateway listens.
+    Starts nothing.
 
     Raises:
         OperationError: the gateway answered with an error.

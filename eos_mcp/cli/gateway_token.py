@@ -41,7 +41,12 @@ def do(verb: str) -> int:
         return output.OK
     token = token_file.read()
     if token is None:
-        output.write_error(f"sandbox-gateway-token: there is no {paths.token_file()}; run: sandbox-gateway-token ensure\n".encode())
+        output.write_error(
+            (
+                f"sandbox-gateway-token: there is no {paths.token_file()}; run: sandbox-gateway-token "
+                f"ensure\n"
+            ).encode()
+        )
         return output.FAILED
     return output.page(token)
 

@@ -11,7 +11,11 @@ from eos_mcp import catalog
 from eos_mcp.cli.parse import GLOBALS
 
 WIDTH = 110
-TITLES = {"manager": "Sandbox Manager Help", "runtime": "Sandbox Runtime Help", "observability": "Sandbox Observability Help"}
+TITLES = {
+    "manager": "Sandbox Manager Help",
+    "runtime": "Sandbox Runtime Help",
+    "observability": "Sandbox Observability Help",
+}
 
 
 def catalog_page(domain: str, program: str) -> str:
@@ -40,7 +44,9 @@ def operation_page(operation: Operation, program: str) -> str:
     lines += ["Effect", f"  {'read-only' if operation.read_only else 'changes state'}", ""]
     if operation.when_to_use:
         lines += ["When to use"]
-        lines += [line for n, point in enumerate(operation.when_to_use, 1) for line in _wrapped(f"{n}. {point}", 2)]
+        lines += [
+            line for n, point in enumerate(operation.when_to_use, 1) for line in _wrapped(f"{n}. {point}", 2)
+        ]
         lines += [""]
     lines += ["Usage", *_wrapped(usage(operation, program), 2, hang=4), ""]
     lines += ["Arguments"]
@@ -79,19 +85,29 @@ def unknown_operation(name: str, domain: str, program: str) -> OperationError:
     if near:
         lines += ["Did you mean:", *(f"  {found}" for found in near), ""]
     lines += _use(domain, program)
-    return OperationError(INVALID_REQUEST, "\n".join(lines), {"operation": name, "suggestions": near}, reason="unknown_operation")
+    return OperationError(
+        INVALID_REQUEST,
+        "\n".join(lines),
+        {"operation": name, "suggestions": near},
+        reason="unknown_operation",
+    )
 
 
 def alike(name: str, domain: str) -> list[str]:
-    """Operations of the domain with names close to `name`, nearest first; a hyphen counts as an underscore."""
+    """Operations of the domain with names close to `name`, nearest first; a hyphen counts as an underscore."""  # noqa: E501
     import difflib
 
-    return difflib.get_close_matches(name.casefold().replace("-", "_"), [o.name for o in catalog.DOMAINS[domain]], 3, 0.75)
+    return difflib.get_close_matches(
+        name.casefold().replace("-", "_"), [o.name for o in catalog.DOMAINS[domain]], 3, 0.75
+    )
 
 
 def elsewhere(name: str) -> str:
     """Suffix that names the program which has the operation; empty when none has it."""
-    owner = next((domain for domain, operations in catalog.DOMAINS.items() if any(o.name == name for o in operations)), None)
+    owner = next(
+        (domain for domain, operations in catalog.DOMAINS.items() if any(o.name == name for o in operations)),
+        None,
+    )
     return "" if owner is None else f"; sandbox-{owner}-cli has it"
 
 
@@ -104,11 +120,17 @@ def _groups(domain: str) -> Sequence[tuple[str, str, tuple[str, ...]]]:
     if domain == "manager":
         return catalog.MANAGER_GROUPS
     members = catalog.DOMAINS[domain]
-    return [(f.title, f.summary, tuple(o.name for o in members if o.family == f.id)) for f in catalog.FAMILIES[domain]]
+    return [
+        (f.title, f.summary, tuple(o.name for o in members if o.family == f.id))
+        for f in catalog.FAMILIES[domain]
+    ]
 
 
 def _argument(argument: Argument) -> list[str]:
-    lines = [f"  {argument.label} {argument.kind} {'required' if argument.required else 'optional'}", *_wrapped(argument.help, 4)]
+    lines = [
+        f"  {argument.label} {argument.kind} {'required' if argument.required else 'optional'}",
+        *_wrapped(argument.help, 4),
+    ]
     if argument.choices:
         lines.append(f"    One of: {', '.join(argument.choices)}")
     if argument.aliases:
@@ -127,4 +149,14 @@ def _global_label(flags: Sequence[str], takes_value: bool) -> str:
 
 def _wrapped(text: str, indent: int, hang: int | None = None) -> list[str]:
     first, after = " " * indent, " " * (indent if hang is None else hang)
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=after, break_long_words=False, break_on_hyphens=False) or []
+    return (
+        textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=first,
+            subsequent_indent=after,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        or []
+    )

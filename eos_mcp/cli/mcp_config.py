@@ -39,18 +39,24 @@ def main(words: Sequence[str]) -> int:
         client: "".join(f"{flag} {shlex.quote(f'{name}={value}')} " for name, value in carried.items())
         for client, flag in _ENV_FLAG.items()
     }
-    output.write_error(f"# goes into {_WHERE[words[0]].format(line=shlex.join(argv), **flags)}\n".encode("utf-8", "replace"))
+    output.write_error(
+        f"# goes into {_WHERE[words[0]].format(line=shlex.join(argv), **flags)}\n".encode("utf-8", "replace")
+    )
     return output.page(snippet(words[0], argv, carried))
 
 
 def variables() -> dict[str, str]:
-    """Variables of this environment that select the gateway, which a client does not inherit. Tokens are left out."""
+    """Variables of this environment that select the gateway, which a client does not inherit. Tokens are left
+    out.
+    """
     found = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     return {name: os.path.abspath(value) if name in PATHS else value for name, value in found.items()}
 
 
 def server_command() -> list[str]:
-    """The MCP server as an absolute path, so that an IDE with another PATH finds it: beside this Python, else on PATH, else as a module."""
+    """The MCP server as an absolute path, so that an IDE with another PATH finds it: beside this Python, else
+    on PATH, else as a module.
+    """
     beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), "eos-mcp")
     found = beside if os.access(beside, os.X_OK) else shutil.which("eos-mcp")
     return [found] if found else [sys.executable, "-m", "eos_mcp"]
@@ -66,7 +72,11 @@ def snippet(client: str, argv: Sequence[str], carried: Mapping[str, str]) -> str
             f"tool_timeout_sec = {CALL_TIMEOUT_MS // 1000}",
         ]
         if carried:
-            lines += ["", "[mcp_servers.eos.env]", *(f"{name} = {json.dumps(value)}" for name, value in carried.items())]
+            lines += [
+                "",
+                "[mcp_servers.eos.env]",
+                *(f"{name} = {json.dumps(value)}" for name, value in carried.items()),
+            ]
         return "\n".join(lines)
     server: dict[str, Any] = {"command": command, "args": args, "env": dict(carried)}
     document: dict[str, Any]

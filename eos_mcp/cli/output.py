@@ -1,4 +1,4 @@
-"""Output and exit status of a program: the result on standard output, one error envelope on standard error."""
+"""Output and exit status of a program: the result on standard output, one error envelope on standard error."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -29,16 +29,21 @@ def write_error(text: bytes) -> None:
 def harmless(text: bytes) -> bytes:
     """Escape unprintable characters of a JSON text.
 
-    C1 controls and bidirectional marks control a terminal as ASCII controls do; JSON itself escapes only the latter.
+    C1 controls and bidirectional marks control a terminal as ASCII controls do; JSON itself escapes only the
+    latter.
     """
     if text.isascii() and b"\x7f" not in text:
         return text
-    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text.decode("utf-8", "replace")).encode()
+    return "".join(
+        c if c.isprintable() or c == "\n" else _escaped(c) for c in text.decode("utf-8", "replace")
+    ).encode()
 
 
 def shown(line: str) -> bytes:
     """Escape a line for a terminal, which a file name must not control."""
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
+    safe = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line
+    )
     return safe.encode("utf-8", "replace") + b"\n"
 
 
@@ -62,7 +67,9 @@ def page(text: str) -> int:
 
 
 def own_error(error: OperationError, *, details: bool) -> None:
-    """An error that this program found itself; `details` False keeps them empty, as the contract's three programs do."""
+    """An error that this program found itself; `details` False keeps them empty, as the contract's three
+    programs do.
+    """
     envelope(protocol.error_envelope(error.kind, error.message, error.details if details else {}))
 
 
@@ -107,7 +114,9 @@ def pick(result: Mapping[str, Any], path: str) -> Any:
             value = _step(value, part)
         except (KeyError, IndexError, ValueError):
             details = {"argument": "--field", "value": path}
-            raise OperationError(INVALID_REQUEST, f"the result has no field {path}", details, reason="no_such_field") from None
+            raise OperationError(
+                INVALID_REQUEST, f"the result has no field {path}", details, reason="no_such_field"
+            ) from None
     return value
 
 
@@ -121,7 +130,9 @@ def progress_printer(started: float) -> Callable[[str], None]:
 
 
 def exit_status(reply: Mapping[str, Any], *, propagate: bool, fail_on_reject: bool) -> int:
-    """0 for a result and 1 for an error, but for what the two options ask: the command's own status, 3 for a refused publish."""
+    """0 for a result and 1 for an error, but for what the two options ask: the command's own status, 3 for a
+    refused publish.
+    """
     if protocol.is_error(reply):
         refused = bool(_object(_object(reply["error"]).get("details")).get("publish_rejection"))
         return REJECTED if fail_on_reject and refused else FAILED

@@ -1,4 +1,6 @@
-"""Words of a command line -> globals, operation and arguments. The catalog says which flags there are; nothing is sent or read from disk but `--…-file`."""
+"""Words of a command line -> globals, operation and arguments. The catalog says which flags there are;
+nothing is sent or read from disk but `--…-file`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ class Global(NamedTuple):
 
 
 COMMON = (
-    Global("gateway_endpoint", ("--gateway-endpoint", "--gateway-socket"), True, "HOST:PORT, tcp://HOST:PORT, unix:///PATH"),
+    Global(
+        "gateway_endpoint",
+        ("--gateway-endpoint", "--gateway-socket"),
+        True,
+        "HOST:PORT, tcp://HOST:PORT, unix:///PATH",
+    ),
     Global("gateway_auth_token", ("--gateway-auth-token",), True, "token; better from the token file"),
     Global("pretty", ("--pretty",), False, "indent the result"),
     Global("field", ("--field",), True, "print one field of the result, as in a.b.0"),
@@ -38,7 +45,9 @@ COMMON = (
 GLOBALS: dict[str, tuple[Global, ...]] = {
     "manager": (Global("progress", ("--progress",), False, "progress lines on standard error"), *COMMON),
     "runtime": (
-        Global("sandbox_id", ("--sandbox-id",), True, "sandbox to act in; else SANDBOX_ID of the environment"),
+        Global(
+            "sandbox_id", ("--sandbox-id",), True, "sandbox to act in; else SANDBOX_ID of the environment"
+        ),
         Global("request_id", ("--request-id",), True, "1-128 of [A-Za-z0-9._:-]; becomes trace id and owner"),
         Global("propagate_exit", ("--propagate-exit",), False, "exit with the command's own status"),
         Global("fail_on_reject", ("--fail-on-reject",), False, "exit 3 when a publish was refused"),
@@ -49,7 +58,9 @@ GLOBALS: dict[str, tuple[Global, ...]] = {
 
 
 class Parsed(NamedTuple):
-    """A command line. `error` is what is wrong with the operation's own arguments: reported after configuration, as the contract's order wants."""
+    """A command line. `error` is what is wrong with the operation's own arguments: reported after
+    configuration, as the contract's order wants.
+    """
 
     options: dict[str, str]  # globals that were given; a flag without value is "true"
     name: str | None
@@ -63,14 +74,17 @@ def usage_error(message: str) -> OperationError:
     return OperationError(INVALID_REQUEST, message, reason="usage")
 
 
-def parse(argv: Sequence[str], domain: str, operations: Sequence[Operation], *, repeated: bool = False) -> Parsed:
+def parse(
+    argv: Sequence[str], domain: str, operations: Sequence[Operation], *, repeated: bool = False
+) -> Parsed:
     """Globals anywhere but inside a flag's value; then the operation; then its flags and positionals.
 
     Args:
         repeated: an array of strings may be given one by one (`--env A=1 --env B=2`), as `eos` allows.
 
     Raises:
-        OperationError: invalid_request for a global that is given twice, lacks its value or stands before the operation unknown.
+        OperationError: invalid_request for a global that is given twice, lacks its value or stands before the
+            operation unknown.
     """
     return _Parser(domain, {operation.name: operation for operation in operations}, repeated).run(list(argv))
 
@@ -132,7 +146,11 @@ class _Parser:
         positional = self.open_positional()
         if positional is None:
             apart = token in ("true", "false") and any(a.kind == "boolean" for a, _ in self.flags.values())
-            how = "; write the value of a flag after `=`, as in --flag=false" if apart else self.quoted(self.operation)
+            how = (
+                "; write the value of a flag after `=`, as in --flag=false"
+                if apart
+                else self.quoted(self.operation)
+            )
             self.note(usage_error(f"unexpected positional argument for {self.name}: {_shown(token)}{how}"))
             return
         self.take(positional, token)
@@ -162,15 +180,22 @@ class _Parser:
             return self.set_global(self.globals[flag], value, rest, flag)
         if self.name is None:
             later = any(flag in (a.label, *a.aliases) for o in self.operations.values() for a in o.arguments)
-            raise usage_error(f"unknown option: {flag}" + ("; operations take it: put it after the name of the operation" if later else ""))
+            raise usage_error(
+                f"unknown option: {flag}"
+                + ("; operations take it: put it after the name of the operation" if later else "")
+            )
         if self.operation is not None:
-            self.note(usage_error(f"unknown option for {self.name}: {flag}{self.instead(self.operation, flag)}"))
+            self.note(
+                usage_error(f"unknown option for {self.name}: {flag}{self.instead(self.operation, flag)}")
+            )
         return rest
 
     def instead(self, operation: Operation, flag: str) -> str:
         """Suggest the positional of that name, or the nearest flag, for an unknown `flag`."""
         meant = flag.removeprefix("--").replace("-", "_")
-        named = next((a for a in operation.arguments if a.positional and meant in (a.name, a.positional.lower())), None)
+        named = next(
+            (a for a in operation.arguments if a.positional and meant in (a.name, a.positional.lower())), None
+        )
         if named is not None:
             file = f", or comes from {named.file_flag} PATH" if named.file_flag else ""
             return f"; {named.positional} stands by itself{file}: {operation.name} … {named.positional}"
@@ -178,7 +203,11 @@ class _Parser:
 
         near = difflib.get_close_matches(flag, [*self.flags, *self.globals], 1, 0.75)
         starts = [known for known in self.flags if known.startswith(flag) or flag.startswith(known + "-")]
-        return f"; did you mean {(near or starts)[0]}?" if near or starts else f"; `help {operation.name}` lists them"
+        return (
+            f"; did you mean {(near or starts)[0]}?"
+            if near or starts
+            else f"; `help {operation.name}` lists them"
+        )
 
     def set_global(self, option: Global, value: str | None, rest: list[str], flag: str = "") -> list[str]:
         if option.name == "help":
@@ -198,7 +227,9 @@ class _Parser:
 
     def take(self, argument: Argument, text: str, *, file: bool = False) -> None:
         self.seen_own = True
-        one_by_one = self.repeated and argument.kind == "json_array" and (argument.items or {}).get("type") == "string"
+        one_by_one = (
+            self.repeated and argument.kind == "json_array" and (argument.items or {}).get("type") == "string"
+        )
         if one_by_one and not text.startswith("[") and isinstance(self.args.get(argument.name, []), list):
             self.args.setdefault(argument.name, []).append(text)
             return
@@ -212,9 +243,15 @@ class _Parser:
 
     def require_all(self, operation: Operation) -> None:
         for argument in operation.arguments:
-            if argument.required and argument.name not in self.args and f"{argument.name}_b64" not in self.args:
+            if (
+                argument.required
+                and argument.name not in self.args
+                and f"{argument.name}_b64" not in self.args
+            ):
                 also = f" (or {', '.join(argument.aliases)})" if argument.aliases else ""
-                self.note(usage_error(f"{argument.label} is required for {operation.name}{also}: {argument.help}"))
+                self.note(
+                    usage_error(f"{argument.label} is required for {operation.name}{also}: {argument.help}")
+                )
 
     def note(self, error: OperationError) -> None:
         if self.error is None:
@@ -261,7 +298,10 @@ def _as_array(argument: Argument, text: str) -> str:
     if (argument.items or {}).get("type") != "string" or text.lstrip()[:1] in ("[", "{"):
         return ""
     written = json.dumps([text[:80]], ensure_ascii=False)
-    return f", as in {argument.label} '{written}' (`eos` also takes {argument.label} {_shown(text)}, more than once)"
+    return (
+        f", as in {argument.label} '{written}' (`eos` also takes {argument.label} {_shown(text)}, more "
+        f"than once)"
+    )
 
 
 def check_request_id(value: str) -> None:

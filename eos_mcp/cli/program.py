@@ -18,8 +18,8 @@ from eos_mcp.gateway_client import sync
 def main(domain: str, program: str, argv: Sequence[str] | None) -> int:
     """As `run`, for the three programs. With the words of the command line (None) the process ends here.
 
-    The interpreter's own way out takes one module after the other apart, for a tenth of the life of a command line. There is nothing to do
-    in it: what is written is flushed, and no thread or exit handler is ours.
+    The interpreter's own way out takes one module after the other apart, for a tenth of the life of a command
+    line. There is nothing to do in it: what is written is flushed, and no thread or exit handler is ours.
     """
     status = run(domain, program, argv)
     if argv is None:
@@ -28,11 +28,12 @@ def main(domain: str, program: str, argv: Sequence[str] | None) -> int:
 
 
 def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details: bool = False) -> int:
-    """Run one command line; return 0 for success, 1 for a refusal or no gateway, 2 for wrong usage or configuration.
+    """Run one command line; return 0 for success, 1 for a refusal or no gateway, 2 for wrong usage or
+    configuration.
 
     Args:
-        details: as `eos` does it: errors made here show their `details`, which the three programs keep empty, as the contract has it, and
-            an array of strings may be given one by one.
+        details: as `eos` does it: errors made here show their `details`, which the three programs keep empty,
+            as the contract has it, and an array of strings may be given one by one.
     """
     started = time.monotonic()
     words = sys.argv[1:] if argv is None else argv
@@ -44,7 +45,9 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
         if text is not None:
             return output.page(text)
         sandbox_id = selected_sandbox(parsed, domain)
-        settings = sync.discover(endpoint=parsed.options.get("gateway_endpoint"), token=parsed.options.get("gateway_auth_token"))
+        settings = sync.discover(
+            endpoint=parsed.options.get("gateway_endpoint"), token=parsed.options.get("gateway_auth_token")
+        )
         operation = known(parsed, domain)
         if parsed.error is not None:
             raise parsed.error
@@ -65,13 +68,21 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
 
 def interrupted(operation: Operation) -> OperationError:
     """Error for Ctrl-C: the request cannot be withdrawn, so its effects continue."""
-    where = {"exec_command": "; list_commands shows it, signal_command ends it", "create_sandbox": "; list_sandboxes shows it"}
-    on = "" if operation.read_only else f", but {operation.name} may go on in the gateway{where.get(operation.name, '')}"
+    where = {
+        "exec_command": "; list_commands shows it, signal_command ends it",
+        "create_sandbox": "; list_sandboxes shows it",
+    }
+    on = (
+        ""
+        if operation.read_only
+        else f", but {operation.name} may go on in the gateway{where.get(operation.name, '')}"
+    )
     return OperationError(OPERATION_FAILED, f"interrupted{on}", reason="interrupted")
 
 
 def spelled(args: dict[str, object]) -> dict[str, object]:
-    """Encode arguments for JSON: a `path` that is not UTF-8 becomes `path_b64`; elsewhere such bytes are an error.
+    """Encode arguments for JSON: a `path` that is not UTF-8 becomes `path_b64`; elsewhere such bytes are an
+    error.
 
     Raises:
         OperationError: invalid_request.
@@ -96,10 +107,17 @@ def _has_surrogates(value: object) -> bool:
 
 
 def send(
-    settings: sync.GatewaySettings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
+    settings: sync.GatewaySettings,
+    operation: Operation,
+    args: dict[str, object],
+    sandbox_id: str | None,
+    parsed: Parsed,
+    started: float,
 ) -> int:
     progress = "progress" in parsed.options
-    watched = progress or (operation in catalog.DOMAINS["manager"] and sys.stderr.isatty())  # some take seconds
+    watched = progress or (
+        operation in catalog.DOMAINS["manager"] and sys.stderr.isatty()
+    )  # some take seconds
     reply = sync.call(
         settings,
         operation.name,
@@ -108,7 +126,9 @@ def send(
         request_id=parsed.options.get("request_id"),
         on_progress=output.progress_printer(started) if watched else None,
     )
-    status = output.exit_status(reply, propagate="propagate_exit" in parsed.options, fail_on_reject="fail_on_reject" in parsed.options)
+    status = output.exit_status(
+        reply, propagate="propagate_exit" in parsed.options, fail_on_reject="fail_on_reject" in parsed.options
+    )
     if "error" in reply:
         output.envelope(reply)
         return status
@@ -141,7 +161,9 @@ def help_text(parsed: Parsed, domain: str, program: str) -> str | None:
 
 
 def selected_sandbox(parsed: Parsed, domain: str) -> str | None:
-    """The runtime program's sandbox: flag, then environment. The others take it as an argument of the operation."""
+    """The runtime program's sandbox: flag, then environment. The others take it as an argument of the
+    operation.
+    """
     if domain != "runtime":
         return None
     sandbox_id = parsed.options.get("sandbox_id", sandbox_from_environment())

@@ -1,7 +1,8 @@
 """`start-sandbox-docker-gateway`: replace the gateway that the pid file names by a new one, detached.
 
-The new one listens on TCP (and on this user's own socket, as every gateway), runs until it is stopped, and finds the running
-sandboxes of its predecessor. This program returns once the new gateway answers, or says why it does not.
+The new one listens on TCP (and on this user's own socket, as every gateway), runs until it is stopped, and
+finds the running sandboxes of its predecessor. This program returns once the new gateway answers, or says why
+it does not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from eos_mcp.gateway_client import sync
 USAGE = """usage: start-sandbox-docker-gateway [--gateway-socket HOST:PORT] [--pid-file FILE] [--rebuild-binary]
 environment: SANDBOX_GATEWAY_CONFIG_YAML (config/prd.yml), SANDBOX_GATEWAY_SOCKET (127.0.0.1:7878), SANDBOX_GATEWAY_PID_FILE,
   SANDBOX_GATEWAY_LOG, SANDBOX_GATEWAY_AUTH_TOKEN, SANDBOX_GATEWAY_TOKEN_FILE (made when absent)
-"""
+"""  # noqa: E501
 DEFAULT_SOCKET = "127.0.0.1:7878"
 READY_S = 60.0
 _VALUES = {"--gateway-socket": "socket", "--gateway-endpoint": "socket", "--pid-file": "pid_file"}
@@ -35,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flag == "--rebuild-binary":
             continue
         if flag not in _VALUES or (not equals and not words):
-            output.write_error(f"{flag}: {'unknown option' if flag not in _VALUES else 'requires a value'}\n{USAGE}".encode())
+            output.write_error(
+                f"{flag}: {'unknown option' if flag not in _VALUES else 'requires a value'}\n{USAGE}".encode()
+            )
             return output.USAGE
         found[_VALUES[flag]] = value if equals else words.pop(0)
     try:
@@ -50,13 +53,19 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
     """Stop the old gateway, start a new one and wait for its first answer."""
     endpoint = sync.parse_endpoint(socket_text or os.environ.get(sync.SOCKET_ENV) or DEFAULT_SOCKET)
     pid_file = os.path.abspath(
-        pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or os.path.join(paths.state_dir(), "start-gateway.pid")
+        pid_file
+        or os.environ.get("SANDBOX_GATEWAY_PID_FILE")
+        or os.path.join(paths.state_dir(), "start-gateway.pid")
     )
     if os.environ.get(sync.TOKEN_ENV) is None:
         token_file.ensure()
     root = product_root()
-    configuration = os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML") or (os.path.join(root, "config", "prd.yml") if root else None)
-    pid_file = os.path.abspath(pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or _configured_pid_file(configuration, root))
+    configuration = os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML") or (
+        os.path.join(root, "config", "prd.yml") if root else None
+    )
+    pid_file = os.path.abspath(
+        pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or _configured_pid_file(configuration, root)
+    )
     log = paths.log_path()
     stop.by_pid_file(pid_file)
     stop.running()  # one started on demand: one gateway per state directory
@@ -71,7 +80,9 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return _fail(f"the gateway ended with status {os.waitstatus_to_exitcode(status)}: {last_reason(log, pid)}")
+            return _fail(
+                f"the gateway ended with status {os.waitstatus_to_exitcode(status)}: {last_reason(log, pid)}"
+            )
         try:
             reply = sync.call(settings, "gateway_info", {}, timeout_s=1)
         except OperationError:
@@ -79,12 +90,16 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
             continue
         if reply.get("pid") == pid:
             return output.OK
-        return _fail(f"another gateway (pid {reply.get('pid')}) answers at {endpoint}: {reply.get('error', {})}")
+        return _fail(
+            f"another gateway (pid {reply.get('pid')}) answers at {endpoint}: {reply.get('error', {})}"
+        )
     return _fail(f"the gateway (pid {pid}) does not answer at {endpoint} within {READY_S:g} s; see {log}")
 
 
 def _configured_pid_file(configuration: str | None, root: str | None) -> str:
-    """`gateway.pid_path`; of a document that cannot be read the default, as the gateway itself will say what is wrong with it."""
+    """`gateway.pid_path`; of a document that cannot be read the default, as the gateway itself will say what
+    is wrong with it.
+    """
     from eos_mcp.config.load import ConfigError, load
 
     try:

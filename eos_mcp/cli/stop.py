@@ -59,7 +59,9 @@ def is_gateway(pid: int) -> bool:
             return False
         import subprocess  # no /proc: not Linux
 
-        words = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False).stdout.split()
+        words = subprocess.run(
+            ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
+        ).stdout.split()
     return any(b"gateway" in word for word in words) and b"serve" in words
 
 
@@ -75,12 +77,18 @@ def end(pid: int) -> None:
     except ProcessLookupError:
         return
     except PermissionError:
-        raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) belongs to another user", reason="not_permitted") from None
-    raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) of {paths.state_dir()} does not end", reason="gateway_hangs")
+        raise OperationError(
+            OPERATION_FAILED, f"the gateway (pid {pid}) belongs to another user", reason="not_permitted"
+        ) from None
+    raise OperationError(
+        OPERATION_FAILED,
+        f"the gateway (pid {pid}) of {paths.state_dir()} does not end",
+        reason="gateway_hangs",
+    )
 
 
 def _ended(pid: int, number: signal.Signals, wait_s: float) -> bool:
-    """Send a signal and wait for the end, by pidfd where there is one: a pid may be reused (pidfd_open(2))."""
+    """Send a signal and wait for the end, by pidfd where there is one: a pid may be reused (pidfd_open(2))."""  # noqa: E501
     if sys.platform == "linux":
         descriptor = os.pidfd_open(pid)
         try:

@@ -15,7 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from eos_mcp.config.key_lines import Lines
-from eos_mcp.config.model import AgentConfig, Daemon, GatewayConfig, HostConfig, ManagerConfig, Observability, RunnerConfig, Runtime
+from eos_mcp.config.model import (
+    AgentConfig,
+    Daemon,
+    GatewayConfig,
+    HostConfig,
+    ManagerConfig,
+    Observability,
+    RunnerConfig,
+    Runtime,
+)
 
 HOST_SECTIONS = ("gateway", "manager")
 AGENT_SECTIONS = ("daemon", "runtime", "runner", "observability")
@@ -33,7 +42,8 @@ runner:
     hidden_paths: [/eos]
 """
 
-# Limits of the agent per daemon profile: worker threads (exact); blocking threads, their keep-alive in s, connections, active commands (at most).
+# Limits of the agent per daemon profile: worker threads (exact); blocking threads, their keep-alive in s,
+# connections, active commands (at most).
 DAEMON_PROFILES = {"standard": (2, 8, 5, 64, 32), "build-heavy": (4, 16, 5, 128, 64)}
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -47,7 +57,12 @@ class ConfigError(Exception):
     def __init__(self, problems: list[tuple[str, str]], lines: list[int | None] | None = None) -> None:
         known = lines or [None] * len(problems)
         said = [(f"{field}: {reason}" if field else reason) for field, reason in problems]
-        super().__init__("\n".join(text if line is None else f"{text} (line {line})" for text, line in zip(said, known, strict=True)))
+        super().__init__(
+            "\n".join(
+                text if line is None else f"{text} (line {line})"
+                for text, line in zip(said, known, strict=True)
+            )
+        )
         self.field, self.line = problems[0][0], known[0]
 
     @property
@@ -126,7 +141,9 @@ class Config(NamedTuple):
             with open(path, "rb") as file:
                 return file.read()
         except OSError as error:
-            raise ConfigError([("manager.docker.daemon_config_yaml_path", f"{path}: {error.strerror}")]) from error
+            raise ConfigError(
+                [("manager.docker.daemon_config_yaml_path", f"{path}: {error.strerror}")]
+            ) from error
 
 
 def load(path: str | None = None, *, relative_to: str | None = None) -> Config:
@@ -149,7 +166,9 @@ def load(path: str | None = None, *, relative_to: str | None = None) -> Config:
         except OSError as error:
             raise ConfigError([("", f"{path}: {error.strerror}")]) from error
     document, lines = _document(source)
-    host = _checked(HostConfig, {name: _section(document, name) for name in HOST_SECTIONS if name in document}, lines)
+    host = _checked(
+        HostConfig, {name: _section(document, name) for name in HOST_SECTIONS if name in document}, lines
+    )
     if path is not None:
         host = _absolute_paths(host, relative_to or os.path.dirname(path))
     return Config(path, host, source)
@@ -162,7 +181,9 @@ def agent_config(source: bytes) -> AgentConfig:
         ConfigError: names the key.
     """
     document, lines = _document(source)
-    return _checked(AgentConfig, {name: _section(document, name) for name in AGENT_SECTIONS if name in document}, lines)
+    return _checked(
+        AgentConfig, {name: _section(document, name) for name in AGENT_SECTIONS if name in document}, lines
+    )
 
 
 def agent_sections(source: bytes) -> dict[str, Any]:
@@ -179,7 +200,9 @@ def check_profile_fits(agent: AgentConfig, daemon_profile: str) -> None:
     workers, blocking, keep_alive, connections, active = DAEMON_PROFILES[daemon_profile]
     server = agent.daemon.server
     if server.worker_threads is not None and server.worker_threads != workers:
-        raise ConfigError([("daemon.server.worker_threads", f"the {daemon_profile} profile runs with exactly {workers}")])
+        raise ConfigError(
+            [("daemon.server.worker_threads", f"the {daemon_profile} profile runs with exactly {workers}")]
+        )
     limits: list[tuple[str, float, float]] = [
         ("daemon.server.max_worker_threads", server.max_worker_threads or workers, workers),
         ("daemon.server.max_blocking_threads", server.max_blocking_threads, blocking),
@@ -189,7 +212,9 @@ def check_profile_fits(agent: AgentConfig, daemon_profile: str) -> None:
     ]
     for field, value, limit in limits:
         if value > limit:
-            raise ConfigError([(field, f"{value:g} is more than the {limit:g} of the {daemon_profile} profile")])
+            raise ConfigError(
+                [(field, f"{value:g} is more than the {limit:g} of the {daemon_profile} profile")]
+            )
 
 
 def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
@@ -207,7 +232,9 @@ def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([("", f"the configuration is not YAML: {' '.join(str(error).split())}")]) from error
     except RecursionError:
-        raise ConfigError([("", "the configuration cannot be read as YAML: it is nested too deeply")]) from None
+        raise ConfigError(
+            [("", "the configuration cannot be read as YAML: it is nested too deeply")]
+        ) from None
     if document is None:
         return {}, lines
     if not isinstance(document, dict):
@@ -215,10 +242,15 @@ def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
     sections: dict[Any, Any] = document  # pyright: ignore[reportUnknownVariableType]
     repeated = lines.repeated()
     if repeated:
-        raise ConfigError([(name, f"is given twice, first in line {first}") for name, first, _ in repeated], [at for _, _, at in repeated])
+        raise ConfigError(
+            [(name, f"is given twice, first in line {first}") for name, first, _ in repeated],
+            [at for _, _, at in repeated],
+        )
     unknown = [str(name) for name in sections if name not in HOST_SECTIONS + AGENT_SECTIONS]
     if unknown:
-        raise ConfigError([(name, "unknown field") for name in unknown], [lines.of([name]) for name in unknown])
+        raise ConfigError(
+            [(name, "unknown field") for name in unknown], [lines.of([name]) for name in unknown]
+        )
     return sections, lines
 
 
@@ -250,11 +282,16 @@ def _absolute_paths(host: HostConfig, folder: str) -> HostConfig:
 
     manager, gateway = host.manager, host.gateway
     docker = manager.docker.model_copy(
-        update={name: absolute(getattr(manager.docker, name)) for name in ("daemon_binary_path", "daemon_config_yaml_path")}
+        update={
+            name: absolute(getattr(manager.docker, name))
+            for name in ("daemon_binary_path", "daemon_config_yaml_path")
+        }
     )
     return host.model_copy(
         update={
             "gateway": gateway.model_copy(update={"pid_path": absolute(gateway.pid_path)}),
-            "manager": manager.model_copy(update={"docker": docker, "registry_path": absolute(manager.registry_path)}),
+            "manager": manager.model_copy(
+                update={"docker": docker, "registry_path": absolute(manager.registry_path)}
+            ),
         }
     )

@@ -18,7 +18,9 @@ GIB = 1024 * MIB
 class Section(BaseModel):
     """A part of the document: only declared keys, no conversion between types, immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
 
 def _absolute(value: str) -> str:
@@ -156,9 +158,15 @@ class ResourceProfile(Section):
 
 
 BUILT_IN_PROFILES = {
-    "standard": ResourceProfile(nano_cpus=10**9, memory_high_bytes=384 * MIB, memory_max_bytes=512 * MIB, pids_max=256),
+    "standard": ResourceProfile(
+        nano_cpus=10**9, memory_high_bytes=384 * MIB, memory_max_bytes=512 * MIB, pids_max=256
+    ),
     "build-heavy": ResourceProfile(
-        nano_cpus=4 * 10**9, memory_high_bytes=3 * GIB, memory_max_bytes=4 * GIB, pids_max=1024, daemon_runtime_profile="build-heavy"
+        nano_cpus=4 * 10**9,
+        memory_high_bytes=3 * GIB,
+        memory_max_bytes=4 * GIB,
+        pids_max=1024,
+        daemon_runtime_profile="build-heavy",
     ),
 }
 
@@ -196,7 +204,9 @@ class Docker(Section):
     nano_cpus: Positive | None = None
     container_env: dict[str, str] = Field(default_factory=dict)
 
-    _paths = field_validator("container_daemon_binary_path", "container_daemon_config_yaml_path", "container_workspace_root")(_absolute)
+    _paths = field_validator(
+        "container_daemon_binary_path", "container_daemon_config_yaml_path", "container_workspace_root"
+    )(_absolute)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -273,7 +283,9 @@ class ServerConfig(Section):
     @model_validator(mode="after")
     def _one_name(self) -> Self:
         if self.worker_threads is not None and self.max_worker_threads is not None:
-            raise ValueError("worker_threads and max_worker_threads are two names of one key: give one of them")
+            raise ValueError(
+                "worker_threads and max_worker_threads are two names of one key: give one of them"
+            )
         return self
 
 
@@ -289,7 +301,7 @@ class Http(Section):
 
 
 class NetworkConfig(Section):
-    """`neighbours`: deny or allow traffic between a container and others on the same network of the engine."""
+    """`neighbours`: deny or allow traffic between a container and others on the same network of the engine."""  # noqa: E501
 
     neighbours: Literal["deny", "allow"] = "deny"
 
@@ -348,9 +360,9 @@ class UnitOfFiles(Section):
 
     name: NonEmpty
     root: Annotated[NonEmpty, Field(max_length=256)]
-    members: Annotated[list[Annotated[NonEmpty, Field(max_length=256)]], Field(min_length=1, max_length=100)] = Field(
-        default_factory=lambda: ["**"]
-    )
+    members: Annotated[
+        list[Annotated[NonEmpty, Field(max_length=256)]], Field(min_length=1, max_length=100)
+    ] = Field(default_factory=lambda: ["**"])
 
 
 class LayerStack(Section):
@@ -362,7 +374,9 @@ class LayerStack(Section):
     autosquash_policies: AutosquashPolicies | None = None
     quota_bytes: Positive | None = None
     quota_layers: Positive | None = None
-    units: Annotated[list[UnitOfFiles], Field(max_length=64)] = Field(default_factory=lambda: list[UnitOfFiles]())
+    units: Annotated[list[UnitOfFiles], Field(max_length=64)] = Field(
+        default_factory=lambda: list[UnitOfFiles]()
+    )
     reserved_names: Literal["none", "reference"] = "none"
     remount_rescue_cwd: bool = True
     merge_adjacent: Literal["conflict", "merge"] = "conflict"
@@ -383,7 +397,9 @@ class CommandConfig(Section):
     read_lines_default: Positive = 200
     read_lines_max: Positive = 1000
     max_output_bytes: Positive = 256 * 1024
-    max_transcript_bytes: Annotated[int, Field(ge=10 * MIB)] = 64 * MIB  # the first 8 MiB and the newest are kept
+    max_transcript_bytes: Annotated[int, Field(ge=10 * MIB)] = (
+        64 * MIB
+    )  # the first 8 MiB and the newest are kept
     max_kept_output_bytes: Annotated[int, Field(ge=MIB)] = GIB
     unknown_id: Literal["not_found", "empty_ok"] = "not_found"
     stdin_control: Literal["exact", "anywhere"] = "exact"

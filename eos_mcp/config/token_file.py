@@ -30,7 +30,8 @@ def read(path: str | None = None) -> str | None:
         if os.name == "posix" and info.st_uid not in (0, os.geteuid()):
             raise _bad(
                 path,
-                f"belongs to uid {info.st_uid}, not to uid {os.geteuid()}; name a file of your own with {paths.TOKEN_FILE_ENV}",
+                f"belongs to uid {info.st_uid}, not to uid {os.geteuid()}; name a file of your own with "
+                f"{paths.TOKEN_FILE_ENV}",
             )
         if info.st_mode & 0o077 and os.name == "posix":
             import shlex  # late: with its imports it would take half a millisecond of each command line
@@ -115,4 +116,6 @@ def _one_line(path: str, content: bytes) -> str:
 
 
 def _bad(path: str, what: str) -> OperationError:
-    return OperationError(CONFIG_ERROR, f"gateway token file {path} {what}", {"path": path}, reason="bad_token_file")
+    return OperationError(
+        CONFIG_ERROR, f"gateway token file {path} {what}", {"path": path}, reason="bad_token_file"
+    )

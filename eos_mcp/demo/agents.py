@@ -1,7 +1,9 @@
-"""Three scripted agents in one sandbox, each with an MCP server process of its own, all at work at the same time.
+"""Three scripted agents in one sandbox, each with an MCP server process of its own, all at work at the same
+time.
 
-They wait for one another only where the story needs it: everybody has started from the same version before anybody publishes, and carol
-ends her command after alice has published. What they do in between is real: real sessions, real tests, a real conflict.
+They wait for one another only where the story needs it: everybody has started from the same version before
+anybody publishes, and carol ends her command after alice has published. What they do in between is real: real
+sessions, real tests, a real conflict.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class ScriptedAgent:
 
 
 async def call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
-    """One tool call over MCP; the structured result, the same as the text's JSON. Raises Refused on an error result."""
+    """One tool call over MCP; the structured result, the same as the text's JSON. Raises Refused on an error
+    result.
+    """
     return structured(tool, await client.call_tool(tool, arguments, read_timeout_seconds=CALL_DEADLINE_S))
 
 
@@ -67,7 +71,9 @@ def structured(tool: str, result: CallToolResult) -> dict[str, Any]:
     """The structured content of a result. Raises Refused on an error result."""
     found: Any = result.structured_content
     if not isinstance(found, dict):
-        raise ToolRefused(tool, {"kind": "protocol_error", "message": f"no structured content: {result.content!r}"})
+        raise ToolRefused(
+            tool, {"kind": "protocol_error", "message": f"no structured content: {result.content!r}"}
+        )
     value = cast("dict[str, Any]", found)
     if result.is_error or "error" in value:
         raise ToolRefused(tool, value.get("error") or {"message": json.dumps(value)})
@@ -107,11 +113,20 @@ async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
     session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
     me.say("opens a workspace session: her own view of the project")
     await stage.all_started(me.name)
-    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000)
+    ran = await me.call(
+        "exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000
+    )
     me.say(f"runs the tests: exit code {ran['exit_code']}", *failures(ran["output"]))
-    await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=[{"old_string": BROKEN, "new_string": FIXED}])
+    await me.call(
+        "file_edit",
+        workspace_session_id=session,
+        path="lib/money.sh",
+        edits=[{"old_string": BROKEN, "new_string": FIXED}],
+    )
     me.say("edits lib/money.sh: the sign of a negative amount is printed once")
-    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000)
+    ran = await me.call(
+        "exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000
+    )
     me.say(f"runs the tests again: exit code {ran['exit_code']}", *tail(ran["output"], 1))
     done = await me.call("publish_workspace_session", workspace_session_id=session)
     me.say(f"publishes: version {done['publish']['revision']['manifest_version']}")
@@ -121,23 +136,38 @@ async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
 async def bob(me: ScriptedAgent, stage: DemoStage) -> None:
     """Adds a file with one command and no session: it is published when the command ends."""
     await stage.all_started(me.name)
-    script = f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top data/sample.txt"
+    script = (
+        f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top "
+        f"data/sample.txt"
+    )
     ran = await me.call("exec_command", cmd=script, agent=me.name, yield_time_ms=30_000)
-    me.say("adds lib/top.sh by one command, published when the command ended; it printed", *tail(ran["output"]))
+    me.say(
+        "adds lib/top.sh by one command, published when the command ended; it printed", *tail(ran["output"])
+    )
 
 
 async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
     """Changes the same line as alice, is refused, and loses nothing."""
     cmd = "sed -i \"s/'%d\\.%02d/'%d,%02d/\" lib/money.sh && grep -n printf lib/money.sh && read answer"
     running = await me.call("exec_command", cmd=cmd, agent=me.name, yield_time_ms=300)
-    me.say("starts a command that changes the same line of lib/money.sh: a comma for the point", *tail(running["output"], 1))
+    me.say(
+        "starts a command that changes the same line of lib/money.sh: a comma for the point",
+        *tail(running["output"], 1),
+    )
     await stage.all_started(me.name)
     await stage.alice_published.wait()
     ended = running
     if running["status"] == "running":
-        ended = await me.call("write_command_stdin", command_session_id=running["command_session_id"], stdin="go on\n", yield_time_ms=10000)
+        ended = await me.call(
+            "write_command_stdin",
+            command_session_id=running["command_session_id"],
+            stdin="go on\n",
+            yield_time_ms=10000,
+        )
     if not ended.get("publish_rejected"):
-        raise ToolRefused("write_command_stdin", {"kind": "demo", "message": f"a rejection was expected: {ended}"})
+        raise ToolRefused(
+            "write_command_stdin", {"kind": "demo", "message": f"a rejection was expected: {ended}"}
+        )
     conflict = ended["publish_rejection"]["conflicts"][0]
     draft = ended["draft_id"]
     me.say(
@@ -146,12 +176,15 @@ async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
         f"draft:    {draft}",
     )
     listed = (await me.call("list_drafts"))["drafts"]
-    session = (await me.call("create_workspace_session", draft_id=draft, draft_base="own", agent=me.name))["workspace_session_id"]
+    session = (await me.call("create_workspace_session", draft_id=draft, draft_base="own", agent=me.name))[
+        "workspace_session_id"
+    ]
     mine = await me.call("file_read", workspace_session_id=session, path="lib/money.sh")
     theirs = await me.call("file_read", path="lib/money.sh")
     await me.call("destroy_workspace_session", workspace_session_id=session)
     me.say(
-        f"finds the draft in the list ({len(listed)} there) and opens it at its own base; her line is in it, the head has alice's",
+        f"finds the draft in the list ({len(listed)} there) and opens it at its own base; her line is in "
+        f"it, the head has alice's",
         "hers:  " + next(line.strip() for line in mine["content"].split("\n") if "printf" in line),
         "head:  " + next(line.strip() for line in theirs["content"].split("\n") if "printf" in line),
     )
@@ -161,7 +194,10 @@ async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
     await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=edits)
     cmd = "sh tests/run.sh && TALLY_POINT=, sh bin/tally balance data/sample.txt"
     ran = await me.call("exec_command", workspace_session_id=session, cmd=cmd, yield_time_ms=30_000)
-    me.say(f"writes both intentions on top of the head and tests them: exit code {ran['exit_code']}", *tail(ran["output"], 2))
+    me.say(
+        f"writes both intentions on top of the head and tests them: exit code {ran['exit_code']}",
+        *tail(ran["output"], 2),
+    )
     done = await me.call("publish_workspace_session", workspace_session_id=session)
     await me.call("discard_draft", draft_id=draft)
     me.say(f"publishes: version {done['publish']['revision']['manifest_version']}, and discards the draft")

@@ -1,4 +1,5 @@
-"""Which image the demo runs in: a local one that has /bin/sh, else one made from the host's static busybox, else none.
+"""Which image the demo runs in: a local one that has /bin/sh, else one made from the host's static busybox,
+else none.
 
 Nothing is pulled. The answer is a name for `create_sandbox` and a sentence that says why.
 """
@@ -40,14 +41,18 @@ def has_shell(engine: docker.DockerClient, image: str) -> bool:
     """Return True when `image` has /bin/sh and awk, checked in a container that is never started."""
     container: Any = engine.containers.create(image, ["/bin/sh"], labels={"eos.demo": "probe"})
     try:
-        return holds(container, "/bin/sh") and any(holds(container, path) for path in ("/usr/bin/awk", "/bin/awk"))
+        return holds(container, "/bin/sh") and any(
+            holds(container, path) for path in ("/usr/bin/awk", "/bin/awk")
+        )
     finally:
         container.remove(force=True, v=True)
 
 
 def local_image(engine: docker.DockerClient) -> str | None:
     """The smallest tagged local image that can run the demo's shell; at most eight are looked at."""
-    images: list[Any] = sorted((i for i in engine.images.list() if i.tags), key=lambda i: int(i.attrs.get("Size", 0)))
+    images: list[Any] = sorted(
+        (i for i in engine.images.list() if i.tags), key=lambda i: int(i.attrs.get("Size", 0))
+    )
     for image in images[:LOOK_AT_MOST]:
         if int(image.attrs.get("Size", 0)) and has_shell(engine, image.tags[0]):
             return str(image.tags[0])
@@ -59,16 +64,26 @@ def is_static(program: str) -> bool:
     raw = Path(program).read_bytes()
     if raw[:5] != b"\x7fELF\x02":
         return False
-    offset, size, count = int.from_bytes(raw[32:40], "little"), int.from_bytes(raw[54:56], "little"), int.from_bytes(raw[56:58], "little")
-    return all(int.from_bytes(raw[offset + n * size : offset + n * size + 4], "little") != 3 for n in range(count))
+    offset, size, count = (
+        int.from_bytes(raw[32:40], "little"),
+        int.from_bytes(raw[54:56], "little"),
+        int.from_bytes(raw[56:58], "little"),
+    )
+    return all(
+        int.from_bytes(raw[offset + n * size : offset + n * size + 4], "little") != 3 for n in range(count)
+    )
 
 
 def busybox_image(engine: docker.DockerClient) -> str | None:
-    """Import an image that holds the host's static busybox and a link for each of its programs; None without one."""
+    """Import an image that holds the host's static busybox and a link for each of its programs; None without
+    one.
+    """
     program = shutil.which("busybox")
     if program is None or not is_static(program):
         return None
-    names = subprocess.run([program, "--list"], capture_output=True, text=True, check=True, timeout=10).stdout.split()
+    names = subprocess.run(
+        [program, "--list"], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.split()
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, mode in (("bin", 0o755), ("tmp", 0o1777), ("root", 0o700)):
@@ -88,7 +103,9 @@ def busybox_image(engine: docker.DockerClient) -> str | None:
 
 
 def choose(image: str | None, backend: str) -> ImageChoice:
-    """The image and backend for what the caller asked; under `auto` Docker is used when an engine answers and has, or can get, an image."""
+    """The image and backend for what the caller asked; under `auto` Docker is used when an engine answers and
+    has, or can get, an image.
+    """
     if backend == "local" or (image is not None and (image == "host" or image.startswith("rootfs:"))):
         return ImageChoice(image or "host", "local", "the local provider was asked for")
     if image is not None:
@@ -101,7 +118,11 @@ def choose(image: str | None, backend: str) -> ImageChoice:
     except OperationError as error:
         if backend == "docker":
             raise
-        return ImageChoice("host", "local", f"no Docker engine answers ({error.message}): the local provider runs straight on this machine")
+        return ImageChoice(
+            "host",
+            "local",
+            f"no Docker engine answers ({error.message}): the local provider runs straight on this machine",
+        )
     found = local_image(engine)
     if found is not None:
         return ImageChoice(found, "docker", "a local image that has /bin/sh")
@@ -109,5 +130,13 @@ def choose(image: str | None, backend: str) -> ImageChoice:
     if made is not None:
         return ImageChoice(made, "docker", "made from this machine's static busybox")
     if backend == "docker":
-        raise OperationError("invalid_request", "no local image has /bin/sh and there is no static busybox", reason="image_not_found")
-    return ImageChoice("host", "local", "Docker has no image with /bin/sh and there is no static busybox: the local provider is used")
+        raise OperationError(
+            "invalid_request",
+            "no local image has /bin/sh and there is no static busybox",
+            reason="image_not_found",
+        )
+    return ImageChoice(
+        "host",
+        "local",
+        "Docker has no image with /bin/sh and there is no static busybox: the local provider is used",
+    )

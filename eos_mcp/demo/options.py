@@ -12,7 +12,7 @@ same line as the first and is rejected without losing anything. Then the result 
   --image    a local image that has /bin/sh; `host` or `rootfs:/abs/dir` for the local provider
   --dest     where the result goes (default: a new temporary directory)
   --keep     leave the sandbox and its gateway running and say how to reach them
-"""
+"""  # noqa: E501
 
 
 class DemoOptions:

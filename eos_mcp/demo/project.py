@@ -1,7 +1,9 @@
-"""The project that the demo's agents work on: a small shell program with tests that run by `sh` alone, and a git history.
+"""The project that the demo's agents work on: a small shell program with tests that run by `sh` alone, and a
+git history.
 
-The files lie in `project/` as they are at the end of the history; `history/` holds what an earlier commit had instead. The repository is
-written by this module, object by object, so that a machine without git gets the same one.
+The files lie in `project/` as they are at the end of the history; `history/` holds what an earlier commit had
+instead. The repository is written by this module, object by object, so that a machine without git gets the
+same one.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ HISTORY = (
     Commit("tally: the balance of a file", 1767612000, CORE, older="1"),
     Commit("tests: run by sh alone", 1767698400, CORE + TESTS, older="1"),
     Commit("reports: totals by month and by category, in whole cents", 1767784800, CORE + TESTS + REPORTS),
-    Commit("tests: money; docs: the file format", 1767871200, (*CORE, *TESTS, *REPORTS, "tests/test_money.sh", "docs/format.md")),
+    Commit(
+        "tests: money; docs: the file format",
+        1767871200,
+        (*CORE, *TESTS, *REPORTS, "tests/test_money.sh", "docs/format.md"),
+    ),
 )
 
 
@@ -59,7 +65,9 @@ class Repository:
         for name in ("objects", "refs/heads", "refs/tags"):
             (self.git / name).mkdir(parents=True)
         (self.git / "HEAD").write_text("ref: refs/heads/main\n")
-        (self.git / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n")
+        (self.git / "config").write_text(
+            "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n"
+        )
 
     def put(self, kind: str, body: bytes) -> bytes:
         """Store one object and return its 20-byte name."""
@@ -87,7 +95,9 @@ class Repository:
         return self.put("tree", b"".join(f"{here[n][0]} {n}".encode() + b"\0" + here[n][1] for n in order))
 
     def commit(self, commit: Commit, parent: bytes | None) -> tuple[bytes, dict[str, tuple[int, bytes]]]:
-        blobs = {path: (_mode(path), self.put("blob", _bytes_of(path, commit.older))) for path in commit.files}
+        blobs = {
+            path: (_mode(path), self.put("blob", _bytes_of(path, commit.older))) for path in commit.files
+        }
         lines = [f"tree {self.tree(blobs).hex()}"] + ([f"parent {parent.hex()}"] if parent else [])
         who = f"{AUTHOR} {commit.unix_s} +0000"
         lines += [f"author {who}", f"committer {who}", "", commit.message, ""]
@@ -99,7 +109,12 @@ class Repository:
         for path in sorted(blobs):
             mode, blob = blobs[path]
             s = os.lstat(root / path)
-            times = (s.st_ctime_ns // 10**9, s.st_ctime_ns % 10**9, s.st_mtime_ns // 10**9, s.st_mtime_ns % 10**9)
+            times = (
+                s.st_ctime_ns // 10**9,
+                s.st_ctime_ns % 10**9,
+                s.st_mtime_ns // 10**9,
+                s.st_mtime_ns % 10**9,
+            )
             numbers = (s.st_dev, s.st_ino, stat.S_IFREG | mode, s.st_uid, s.st_gid, s.st_size)
             head = struct.pack(">10I", *(n & 0xFFFFFFFF for n in (*times, *numbers)))
             name = path.encode()
@@ -110,7 +125,7 @@ class Repository:
 
 
 def unpack(root: Path) -> int:
-    """Write the project with its git history into the empty directory `root`; returns the number of commits."""
+    """Write the project with its git history into the empty directory `root`; returns the number of commits."""  # noqa: E501
     repository = Repository(root)
     name: bytes | None = None
     blobs: dict[str, tuple[int, bytes]] = {}

@@ -26,13 +26,27 @@ def server_parameters(home: Path, backend: str, dest: Path) -> StdioServerParame
 
     State, token and base cache are in `home`, and so is the other cache where the user's own is not writable.
     """
-    names = ("PATH", "HOME", "XDG_CACHE_HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
+    names = (
+        "PATH",
+        "HOME",
+        "XDG_CACHE_HOME",
+        "DOCKER_HOST",
+        "DOCKER_CONTEXT",
+        "DOCKER_CONFIG",
+        "XDG_RUNTIME_DIR",
+    )
     environment = {name: os.environ[name] for name in names if name in os.environ}
-    environment |= {"EOS_STATE_DIR": str(home / "state"), "EOS_SHARED_BASE_CACHE": str(home / "bases"), "EOS_GATEWAY_BACKEND": backend}
+    environment |= {
+        "EOS_STATE_DIR": str(home / "state"),
+        "EOS_SHARED_BASE_CACHE": str(home / "bases"),
+        "EOS_GATEWAY_BACKEND": backend,
+    }
     if paths.unusable(paths.cache_dir()) is not None:
         environment["XDG_CACHE_HOME"] = str(home / "cache")
     roots = ["--root", str(home), "--root", str(dest)]
-    return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "all", *roots], env=environment)
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "eos_mcp", "--set", "all", *roots], env=environment
+    )
 
 
 def run(options: DemoOptions, home: Path) -> int:
@@ -46,7 +60,9 @@ def run(options: DemoOptions, home: Path) -> int:
     workspace = home / "tally"
     workspace.mkdir()
     commits = project.unpack(workspace)
-    count = sum(1 for p in workspace.rglob("*") if p.is_file() and ".git" not in p.relative_to(workspace).parts)
+    count = sum(
+        1 for p in workspace.rglob("*") if p.is_file() and ".git" not in p.relative_to(workspace).parts
+    )
     story.say("project", f"tally, a shell program: {count} files, {commits} commits, in {workspace}")
     story.say("sandbox", f"image {choice.image}: {choice.why}")
     dest = Path(options.dest or tempfile.mkdtemp(prefix="eos-demo-result-")).absolute()
@@ -73,7 +89,13 @@ def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
 
 
 async def perform(
-    options: DemoOptions, home: Path, workspace: Path, dest: Path, server: StdioServerParameters, image: str, story: Story
+    options: DemoOptions,
+    home: Path,
+    workspace: Path,
+    dest: Path,
+    server: StdioServerParameters,
+    image: str,
+    story: Story,
 ) -> int:
     async with agents.connected(server) as person:
         story.say("mcp", "an eos-mcp server runs and has started a gateway of its own")
@@ -92,7 +114,9 @@ async def perform(
             with anyio.CancelScope(shield=True):
                 if options.keep and finished:
                     story.say(
-                        "sandbox", f"{sandbox} goes on; EOS_STATE_DIR={home / 'state'} eos runtime --sandbox-id {sandbox} exec_command 'ls'"
+                        "sandbox",
+                        f"{sandbox} goes on; EOS_STATE_DIR={home / 'state'} eos runtime --sandbox-id "
+                        f"{sandbox} exec_command 'ls'",
                     )
                 else:
                     await agents.call(person, "destroy_sandbox", sandbox_id=sandbox)
@@ -102,12 +126,18 @@ async def perform(
 async def create(person: Client, image: str, workspace: Path, story: Story) -> str:
     async def told(progress: float, total: float | None, message: str | None) -> None:
         if message:
-            story.say("", f"  {message if len(message) <= PROGRESS_WIDTH else message[: PROGRESS_WIDTH - 1] + '…'}")
+            story.say(
+                "", f"  {message if len(message) <= PROGRESS_WIDTH else message[: PROGRESS_WIDTH - 1] + '…'}"
+            )
 
     asked = {"image": image, "workspace_root": str(workspace)}
     result = await person.call_tool("create_sandbox", asked, read_timeout_seconds=120, progress_callback=told)
     value = agents.structured("create_sandbox", result)
-    story.say("sandbox", f"{value['id']} is {value['state']}: a copy of the project is its base, the directory itself stays as it is")
+    story.say(
+        "sandbox",
+        f"{value['id']} is {value['state']}: a copy of the project is its base, the directory itself stays "
+        f"as it is",
+    )
     return str(value["id"])
 
 
@@ -118,12 +148,16 @@ async def export(person: Client, workspace: Path, dest: Path, sandbox: str, stor
     changed = f"{done['files_written']} files written, {done['deletes_applied']} deleted"
     story.say(
         "export",
-        f"version {done['manifest_version']}, {len(done['layers_exported'])} layers, onto a copy of the project: {changed}",
+        f"version {done['manifest_version']}, {len(done['layers_exported'])} layers, onto a copy of the "
+        f"project: {changed}",
         str(dest),
     )
     if shutil.which("git"):
         shown = subprocess.run(
-            ["git", "-C", str(dest), "-c", "safe.directory=*", "status", "--short"], capture_output=True, text=True, timeout=30
+            ["git", "-C", str(dest), "-c", "safe.directory=*", "status", "--short"],
+            capture_output=True,
+            text=True,
+            timeout=30,
         )
         story.say("export", "git status there:", *shown.stdout.rstrip("\n").split("\n"))
     status, last = host_tests(dest)

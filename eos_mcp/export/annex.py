@@ -68,7 +68,11 @@ class Annexes:
             tree = home.below(name)
             try:
                 if os.fstat(tree.fd).st_uid != os.geteuid() or os.listdir(tree.fd):
-                    raise OSError(errno.EAGAIN, "the staging directory was replaced as soon as it was made", point + b"/" + name)
+                    raise OSError(
+                        errno.EAGAIN,
+                        "the staging directory was replaced as soon as it was made",
+                        point + b"/" + name,
+                    )
                 step("export.annex_bind")
                 voucher.bind_annex(point, tree.fd)
                 step("export.annex_bound")
@@ -100,7 +104,9 @@ class Annexes:
             if point is not None:
                 point.close()
             if tree is None:
-                raise OSError(errno.ENODEV, "what was mounted there when the export was killed is not there", one.path)
+                raise OSError(
+                    errno.ENODEV, "what was mounted there when the export was killed is not there", one.path
+                )
             self._open[one.path] = tree
 
     def close(self) -> None:

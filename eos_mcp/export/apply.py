@@ -22,7 +22,16 @@ from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.stage import StepHook, no_step
 from eos_mcp.export.stream import DeadlineReader, ExportLimits, ExportStream
 
-__all__ = ["FORMATS", "DeadlineReader", "ExportLimits", "ExportRequest", "Guards", "apply", "check_destination", "recover"]
+__all__ = [
+    "FORMATS",
+    "DeadlineReader",
+    "ExportLimits",
+    "ExportRequest",
+    "Guards",
+    "apply",
+    "check_destination",
+    "recover",
+]
 
 FORMATS = ("dir", "tar", "tar-zst")
 
@@ -52,7 +61,10 @@ def check_destination(dest: str, fmt: str, guards: Guards) -> str:
     """
     if fmt not in FORMATS:
         raise OperationError(
-            INVALID_REQUEST, f"unknown export format: {fmt}, it is one of {', '.join(FORMATS)}", {"argument": "format"}, reason="bad_format"
+            INVALID_REQUEST,
+            f"unknown export format: {fmt}, it is one of {', '.join(FORMATS)}",
+            {"argument": "format"},
+            reason="bad_format",
         )
     if not dest or not os.path.isabs(dest):
         raise _refused(dest, "must be an absolute path")
@@ -70,7 +82,10 @@ def check_destination(dest: str, fmt: str, guards: Guards) -> str:
 
 def _refused(dest: str, why: str) -> OperationError:
     return OperationError(
-        INVALID_REQUEST, f"export destination {dest!r} {why}", {"argument": "dest", "dest": dest}, reason="bad_destination"
+        INVALID_REQUEST,
+        f"export destination {dest!r} {why}",
+        {"argument": "dest", "dest": dest},
+        reason="bad_destination",
     )
 
 
@@ -111,7 +126,11 @@ def _check_place(dest: str, place: str, guards: Guards) -> None:
 def _check_kind(dest: str, place: str, fmt: str) -> None:
     if fmt == "dir":
         if os.path.lexists(place) and not os.path.isdir(place):
-            raise _refused(dest, "exists and is not a directory" + (" but a symlink that leads to none" if os.path.islink(place) else ""))
+            raise _refused(
+                dest,
+                "exists and is not a directory"
+                + (" but a symlink that leads to none" if os.path.islink(place) else ""),
+            )
         return
     if os.path.isdir(place) and not os.path.islink(place):
         raise _refused(dest, f"is a directory; format {fmt} writes a file")
@@ -145,13 +164,19 @@ def apply(
         if request.pinned and place != request.dest:
             raise _refused(request.dest, f"leads to {place} now, and did not when the export began")
         if os.name != "posix":
-            raise OperationError(OPERATION_FAILED, "export: this system has no descriptor-relative file calls", reason="not_available")
+            raise OperationError(
+                OPERATION_FAILED,
+                "export: this system has no descriptor-relative file calls",
+                reason="not_available",
+            )
         request = request.at(place)
         if request.bound is not None:
             request.bound.check(place, "dest")
         if request.fmt == "dir":
             with _parents_of(place, request.dry_run):
-                return apply_directory(stream, request, journals=places.journals, progress=progress, step=step)
+                return apply_directory(
+                    stream, request, journals=places.journals, progress=progress, step=step
+                )
         return apply_archive(stream, request, journals=places.journals, progress=progress, step=step)
 
 

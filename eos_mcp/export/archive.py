@@ -42,7 +42,12 @@ ZSTD_JOB_BYTES = 1 << 19
 
 
 def apply_archive(
-    stream: ExportStream, request: ExportRequest, *, journals: str, progress: Callable[[str], None], step: StepHook = no_step
+    stream: ExportStream,
+    request: ExportRequest,
+    *,
+    journals: str,
+    progress: Callable[[str], None],
+    step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Write the archive `request.dest` (pinned), or nothing.
 
@@ -120,7 +125,12 @@ class _Archive:
         result.update(self._stripped.to_json())
         if self._request.dry_run:
             count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
-            result.update(dry_run=True, changes=self._changes, change_count=count, replaces=os.path.lexists(self._request.dest))
+            result.update(
+                dry_run=True,
+                changes=self._changes,
+                change_count=count,
+                replaces=os.path.lexists(self._request.dest),
+            )
         return result
 
     def _entry(self, told: pax.Header) -> None:
@@ -147,7 +157,9 @@ class _Archive:
 
     def _whiteout(self, path: bytes) -> None:
         above, _, name = path.rpartition(b"/")
-        self._late.write(pax.encode(pax.Header((above + b"/" if above else b"") + MARK + name, pax.FILE, 0o644)))
+        self._late.write(
+            pax.encode(pax.Header((above + b"/" if above else b"") + MARK + name, pax.FILE, 0o644))
+        )
         self._counts["whiteouts_emitted"] += 1
         self._note("delete", path)
 
@@ -171,7 +183,7 @@ class _Archive:
         self._counts["files_written"] += sum(not row.directory for row in run.rows)
 
     def _is_reserved(self, path: bytes) -> bool:
-        """Note a path with the name of a whiteout in it; the export is then refused at the end of the stream."""
+        """Note a path with the name of a whiteout in it; the export is then refused at the end of the stream."""  # noqa: E501
         if MARK not in path or not any(name.startswith(MARK) for name in path.split(b"/")):
             return False
         if len(self._reserved) < NAMED_MAX:
@@ -183,7 +195,8 @@ class _Archive:
             names = ", ".join(self._reserved)
             raise OperationError(
                 OPERATION_FAILED,
-                f"export: an archive would turn these files into whiteout entries, that is deletions; use format dir: {names}",
+                f"export: an archive would turn these files into whiteout entries, that is deletions; use "
+                f"format dir: {names}",
                 {"paths": self._reserved},
                 reason="reserved_names",
             )
@@ -244,7 +257,9 @@ def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overw
         else:
             voucher = _vouch(stack, home, dest, journals, step)
             step("export.mkdir")
-            fd = os.open(voucher.said.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=home.fd)
+            fd = os.open(
+                voucher.said.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=home.fd
+            )
             with open(fd, "wb") as file:
                 step("export.bind")
                 voucher.bind(fd)
@@ -260,7 +275,9 @@ def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overw
 def _vouch(stack: contextlib.ExitStack, home: DirTree, dest: str, journals: str, step: StepHook) -> Voucher:
     """Make the record of the unfinished file; both are removed when `stack` ends."""
     step("export.voucher")
-    voucher = Voucher.create(journals, kind="archive", dest=dest, home=os.path.dirname(dest), home_fd=home.fd, ending=".tmp")
+    voucher = Voucher.create(
+        journals, kind="archive", dest=dest, home=os.path.dirname(dest), home_fd=home.fd, ending=".tmp"
+    )
     stack.callback(_end, home, voucher)
     return voucher
 
@@ -306,7 +323,11 @@ def _end(home: DirTree, voucher: Voucher) -> None:
     try:
         found = home.lstat(name)
         empty = found is not None and stat.S_ISREG(found.st_mode) and not found.st_size
-        if found is not None and found.st_uid == os.geteuid() and (said.is_(said.id, found) or (said.id is None and empty)):
+        if (
+            found is not None
+            and found.st_uid == os.geteuid()
+            and (said.is_(said.id, found) or (said.id is None and empty))
+        ):
             os.unlink(name, dir_fd=home.fd)
     except OSError:  # a later export to this directory tries again
         voucher.close()
@@ -346,7 +367,9 @@ def _packed(sink: IO[bytes], fmt: str) -> Generator[Any]:
     import zstandard
 
     jobs = min(os.cpu_count() or 1, ZSTD_THREADS)
-    how = zstandard.ZstdCompressionParameters(compression_level=ZSTD_LEVEL, write_checksum=True, threads=jobs, job_size=ZSTD_JOB_BYTES)
+    how = zstandard.ZstdCompressionParameters(
+        compression_level=ZSTD_LEVEL, write_checksum=True, threads=jobs, job_size=ZSTD_JOB_BYTES
+    )
     packer = zstandard.ZstdCompressor(compression_params=how)
     with packer.stream_writer(sink, closefd=False) as out:
         yield out

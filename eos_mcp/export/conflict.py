@@ -16,7 +16,17 @@ from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export.dirfd import DirTree
-from eos_mcp.export.facts import DIRECTORY, FILE, LINK, NOTHING, OPAQUE, DestinationRecord, Fact, Facts, fact_of_base
+from eos_mcp.export.facts import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    NOTHING,
+    OPAQUE,
+    DestinationRecord,
+    Fact,
+    Facts,
+    fact_of_base,
+)
 from eos_mcp.export.identity import identity_of
 from eos_mcp.export.names import derived
 from eos_mcp.export.rules import ExportRules
@@ -38,7 +48,12 @@ class Conflicts:
     """
 
     def __init__(
-        self, rules: ExportRules, target: DirTree | None, copy: DirTree | None, told: Facts | None, record: DestinationRecord | None
+        self,
+        rules: ExportRules,
+        target: DirTree | None,
+        copy: DirTree | None,
+        told: Facts | None,
+        record: DestinationRecord | None,
     ) -> None:
         self.rules, self.target, self.copy, self.told, self.record = rules, target, copy, told, record
         self.found: list[dict[str, str]] = []
@@ -118,12 +133,14 @@ class Conflicts:
             "conflicts": self.found,
             "conflict_count": self.count,
             **({"unsafe": unsafe} if unsafe else {}),
-            "hint": "on_conflict keep writes all other paths, leaves these as they are and lists what it kept back; with dry_run it only lists it. "
+            "hint": "on_conflict keep writes all other paths, leaves these as they are and lists what it "
+            "kept back; with dry_run it only lists it. "
             "on_conflict overwrite loses what is there",
         }
         raise OperationError(
             OPERATION_FAILED,
-            f"export to {dest}: {self.count} path{'s' * (self.count != 1)} changed there since the sandbox had "
+            f"export to {dest}: {self.count} path{'s' * (self.count != 1)} changed there since the "
+            f"sandbox had "
             f"{'them' if self.count != 1 else 'it'}, nothing was written: {first}{more}",
             details,
             reason="export_conflict",
@@ -160,7 +177,9 @@ class Conflicts:
             row = {"path": shown(path), "differs": differs}
             self.found.append({**row, "because_of": shown(of)} if of != path else row)
 
-    def _leaf(self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None) -> str:
+    def _leaf(
+        self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None
+    ) -> str:
         """Return how the file or link at `path` differs; empty when the user did not change it, or a program
         makes it again.
         """
@@ -189,7 +208,11 @@ class Conflicts:
         if left is not None:
             deleted = self._again and left.letter in (FILE, LINK)
         else:
-            deleted = self._workspace and self._base_letter(header.path) in (FILE, LINK) and not self._hidden(header.path)
+            deleted = (
+                self._workspace
+                and self._base_letter(header.path) in (FILE, LINK)
+                and not self._hidden(header.path)
+            )
         if deleted:
             self._note(header.path, "deleted", header.path)
         return deleted
@@ -232,10 +255,15 @@ class Conflicts:
         assert self.target is not None
         if self.copy is not None:
             return _same(path, found, self.target, self.copy)
-        return self.told is not None and any(fact.holds(path, found, self.target) for fact in self.told.get(path))
+        return self.told is not None and any(
+            fact.holds(path, found, self.target) for fact in self.told.get(path)
+        )
 
     def _same_as_earlier(self, found: os.stat_result, header: pax.Header) -> bool:
-        return stat.S_ISREG(found.st_mode) and b"%d:%d" % (found.st_size, found.st_mtime_ns) in header.earlier.split()
+        return (
+            stat.S_ISREG(found.st_mode)
+            and b"%d:%d" % (found.st_size, found.st_mtime_ns) in header.earlier.split()
+        )
 
     def _is_workspace(self) -> bool:
         if self.target is None or self.rules.workspace is None:
@@ -246,7 +274,7 @@ class Conflicts:
             return False
 
     def _is_again(self) -> bool:
-        """Tell whether the destination is the directory, on the branch, of the record, and was not emptied."""
+        """Tell whether the destination is the directory, on the branch, of the record, and was not emptied."""  # noqa: E501
         if self.target is None or self.record is None or self.record.identity() != identity_of(self.target):
             return False
         return any(name != b".git" for name in self.target.names(b""))
@@ -259,11 +287,19 @@ def tell(told: Facts, header: pax.Header) -> None:
 
 def _letter(found: os.stat_result) -> str:
     mode = found.st_mode
-    return FILE if stat.S_ISREG(mode) else LINK if stat.S_ISLNK(mode) else DIRECTORY if stat.S_ISDIR(mode) else "s"
+    return (
+        FILE
+        if stat.S_ISREG(mode)
+        else LINK
+        if stat.S_ISLNK(mode)
+        else DIRECTORY
+        if stat.S_ISDIR(mode)
+        else "s"
+    )
 
 
 def _same(path: bytes, found: os.stat_result, target: DirTree, base: DirTree) -> bool:
-    """Tell whether the base has this entry at `path`: by size and time, else by content; modes do not count."""
+    """Tell whether the base has this entry at `path`: by size and time, else by content; modes do not count."""  # noqa: E501
     was = base.lstat(path)
     if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
         return False
@@ -306,10 +342,21 @@ class ComparedPaths:
         """
         changed = 0
         for stage in stages:
-            changed += sum(fingerprint(stage, b"undo/" + name) != self._of.get(name, b"") for name in stage.names(b"undo"))
+            changed += sum(
+                fingerprint(stage, b"undo/" + name) != self._of.get(name, b"")
+                for name in stage.names(b"undo")
+            )
         if changed:
-            message = f"export to {dest}: {changed} path{'s' * (changed != 1)} changed there during the export; the destination is as it was found"
-            details = {"dest": dest, "conflict_count": changed, "retryable": True, "hint": "repeat the export: it compares again"}
+            message = (
+                f"export to {dest}: {changed} path{'s' * (changed != 1)} changed there during the "
+                f"export; the destination is as it was found"
+            )
+            details = {
+                "dest": dest,
+                "conflict_count": changed,
+                "retryable": True,
+                "hint": "repeat the export: it compares again",
+            }
             raise OperationError(OPERATION_FAILED, message, details, reason="export_conflict")
 
 
@@ -327,7 +374,9 @@ def fingerprint(tree: DirTree, path: bytes) -> bytes:
             continue
         directory = stat.S_ISDIR(found.st_mode)
         figures = (0, 0) if directory else (found.st_size, found.st_mtime_ns)
-        out.update(b"%d:%s\0%d:%d:%d:%d\n" % (len(name), name, stat.S_IFMT(found.st_mode), found.st_ino, *figures))
+        out.update(
+            b"%d:%s\0%d:%d:%d:%d\n" % (len(name), name, stat.S_IFMT(found.st_mode), found.st_ino, *figures)
+        )
         if directory:
             for child in sorted(tree.names(at), reverse=True):
                 waiting.append((at + b"/" + child, name + b"/" + child))

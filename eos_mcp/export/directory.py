@@ -20,24 +20,43 @@ from eos_mcp.export.guard import ExportGuard, guarding
 from eos_mcp.export.new_directory import FreshReceiver, commit_new
 from eos_mcp.export.owner import owned_by_folder
 from eos_mcp.export.receive import Progress, Receiver
-from eos_mcp.export.recover import TRY_AGAIN, check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
+from eos_mcp.export.recover import (
+    TRY_AGAIN,
+    check_unfinished,
+    in_flight,
+    is_changing,
+    recover,
+    roll_back,
+    strangers,
+    tag,
+)
 from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.stage import ExportStage, StepHook, no_step
 from eos_mcp.export.stream import ExportStream, refused
 from eos_mcp.export.voucher import find_records
 
 _HINTS = {
-    "ENOSPC": "free space on the file systems of the destination and of the state directory, where exports are recorded; then repeat the export",
-    "EPERM": "lsattr -d shows whether the path, or the directory that it lies in, is immutable or append-only (chattr -i, chattr -a); a directory "
+    "ENOSPC": (
+        "free space on the file systems of the destination and of the state directory, where exports "
+        "are recorded; then repeat the export"
+    ),
+    "EPERM": "lsattr -d shows whether the path, or the directory that it lies in, is immutable or "
+    "append-only (chattr -i, chattr -a); a directory "
     "with a sticky bit lets only owners replace files. Or export to another directory, or in format tar",
-    "EXDEV": "something else is mounted there, or the file system cannot move directories, as an overlay (the root of a container) cannot: export "
+    "EXDEV": "something else is mounted there, or the file system cannot move directories, as an overlay "
+    "(the root of a container) cannot: export "
     "to a new directory beside it, or in format tar",
     "EROFS": "export to another directory, or in format tar to another file system",
 }
 
 
 def apply_directory(
-    stream: ExportStream, request: ExportRequest, *, journals: str, progress: Progress, step: StepHook = no_step
+    stream: ExportStream,
+    request: ExportRequest,
+    *,
+    journals: str,
+    progress: Progress,
+    step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Apply the delta of the stream to the destination (pinned).
 
@@ -100,7 +119,10 @@ def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
     here.
     """
     found = find_records(journals, dest, but=stage.voucher)
-    busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter ended since `recover` ran
+    busy = [
+        *found.alive,
+        *(voucher.said for voucher in found.dead if is_changing(voucher.said)),
+    ]  # the latter ended since `recover` ran
     for voucher in found.dead:
         voucher.close()
     if busy:
@@ -168,7 +190,8 @@ def _commit(stage: ExportStage, dest: str, target: DirTree | None, guard: Export
             details = {"path": dest, "staging": stage.path, "errno": code, "hint": TRY_AGAIN}
             raise OperationError(
                 OPERATION_FAILED,
-                f"export: {error}; taking it back failed as well: {second}. The next export to {dest} tries again",
+                f"export: {error}; taking it back failed as well: {second}. The next export to {dest} "
+                f"tries again",
                 details,
                 reason="rollback_failed",
             ) from error
@@ -187,4 +210,6 @@ def disk_refused(error: OSError, dest: str) -> OperationError:
         out.details["hint"] = hint
     out.details.setdefault("path", dest)
     out.details["dest"] = dest
-    return OperationError(OPERATION_FAILED, f"export to {dest}: {out.message}; the destination is as it was before", out.details)
+    return OperationError(
+        OPERATION_FAILED, f"export to {dest}: {out.message}; the destination is as it was before", out.details
+    )

@@ -14,10 +14,19 @@ from collections.abc import Generator
 from layerstack.kernel.content import data_ranges
 from layerstack.kernel.fsync import write_all
 
-_WALK = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_LIST = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_WALK = (
+    getattr(os, "O_PATH", os.O_RDONLY)
+    | getattr(os, "O_DIRECTORY", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+_LIST = (
+    os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+)
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+_READ = (
+    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+)
 
 
 class DirTree:
@@ -117,7 +126,9 @@ class DirTree:
             if stat.S_ISLNK(status.st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                raise OSError(errno.EMLINK, f"{status.st_nlink} names lead to this file, all would get its mode", path)
+                raise OSError(
+                    errno.EMLINK, f"{status.st_nlink} names lead to this file, all would get its mode", path
+                )
             try:
                 os.fchmod(fd, mode)
             except OSError as error:
@@ -141,7 +152,13 @@ class DirTree:
     def link(self, path: bytes, other: DirTree, new: bytes) -> None:
         """link(2), of the symlink itself if it is one."""
         with self._held_parent(path) as parent:
-            os.link(_name(path), _name(new), src_dir_fd=parent, dst_dir_fd=other.parent(new), follow_symlinks=False)
+            os.link(
+                _name(path),
+                _name(new),
+                src_dir_fd=parent,
+                dst_dir_fd=other.parent(new),
+                follow_symlinks=False,
+            )
 
     @contextlib.contextmanager
     def _held_parent(self, path: bytes) -> Generator[int]:
@@ -188,7 +205,11 @@ _NO_NAMES = frozenset((b"", b".", b".."))
 
 
 def _no_path(path: bytes) -> OSError:
-    return OSError(errno.EINVAL, "no path below a directory: absolute, or with a component that is empty, '.' or '..'", path)
+    return OSError(
+        errno.EINVAL,
+        "no path below a directory: absolute, or with a component that is empty, '.' or '..'",
+        path,
+    )
 
 
 def _open_root(root: str) -> int:
@@ -257,7 +278,9 @@ def copy_data(source: int, target: int, size: int) -> None:
     """Copy the first `size` bytes of a file to an empty one; holes stay holes. Both offsets move."""
     for begin, end in data_ranges(source):
         os.lseek(target, begin, os.SEEK_SET)
-        while begin < min(end, size) and (data := os.pread(source, min(1 << 20, min(end, size) - begin), begin)):
+        while begin < min(end, size) and (
+            data := os.pread(source, min(1 << 20, min(end, size) - begin), begin)
+        ):
             write_all(target, data)
             begin += len(data)
         if end >= size:

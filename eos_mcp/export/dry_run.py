@@ -86,8 +86,14 @@ class DryRun:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
         if immutable.fixed(target, path) or (above and immutable.fixed(target, above)):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
-        if old is not None and stat.S_ISDIR(old.st_mode) and not _access(path.rpartition(b"/")[2], target.parent(path)):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # rename(2) of a directory into another writes its `..`
+        if (
+            old is not None
+            and stat.S_ISDIR(old.st_mode)
+            and not _access(path.rpartition(b"/")[2], target.parent(path))
+        ):
+            raise OSError(
+                errno.EACCES, os.strerror(errno.EACCES), path
+            )  # rename(2) of a directory into another writes its `..`
 
 
 def _check_system(target: DirTree, point: bytes) -> None:
@@ -124,7 +130,9 @@ def check_room(directory: str, needed: int) -> None:
     """Raises OSError, ENOSPC: `needed` bytes do not fit on the file system of `directory`."""
     found = os.statvfs(directory)
     if needed > found.f_bavail * found.f_frsize:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed} bytes would be written", directory)
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed} bytes would be written", directory
+        )
 
 
 def folds_by_names(directory: str) -> bool:
@@ -151,7 +159,9 @@ def _spelt_twice(directory: str, name: str) -> bool | None:
     a file of its own.
     """
     try:
-        others = {name.swapcase(), unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)} - {name}
+        others = {name.swapcase(), unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)} - {
+            name
+        }
         own = os.lstat(os.path.join(directory, name))
     except (OSError, ValueError):
         return None

@@ -1,7 +1,8 @@
 """Facts about the entries at paths, in a SQLite file. A file that is kept from export to export is the record
 of a sandbox and a destination.
 
-    <state>/export-records/<sandbox>/<hash of the destination>.sqlite     0600; user_version is its format number
+    <state>/export-records/<sandbox>/<hash of the destination>.sqlite     0600; user_version is its format
+    number
 
 A row says what an export wrote at a path: a file's size, time and digest, a link's digest, a directory, or
 nothing (it was deleted). Rows of `slot` 1 are those of an export that is under way: durable before the
@@ -62,7 +63,9 @@ class Fact(NamedTuple):
             return self.letter in (DIRECTORY, OPAQUE)
         if not stat.S_ISREG(found.st_mode) or self.letter != FILE or self.size != found.st_size:
             return False
-        return (by_time and self.mtime_ns == found.st_mtime_ns) or (bool(self.digest) and digest_of(tree, path) == self.digest)
+        return (by_time and self.mtime_ns == found.st_mtime_ns) or (
+            bool(self.digest) and digest_of(tree, path) == self.digest
+        )
 
 
 def digest_of(tree: DirTree, path: bytes) -> bytes | None:
@@ -97,12 +100,16 @@ def fact_of(header: pax.Header) -> Fact:
 
 def fact_of_row(row: RunRow) -> Fact:
     """Return the fact about an entry of a run."""
-    return Fact(DIRECTORY) if row.directory else Fact(FILE, row.size, row.mtime_ns, bytes.fromhex(row.digest.decode("ascii")))
+    return (
+        Fact(DIRECTORY)
+        if row.directory
+        else Fact(FILE, row.size, row.mtime_ns, bytes.fromhex(row.digest.decode("ascii")))
+    )
 
 
 _TABLE = """
 create table if not exists fact (path blob not null, slot integer not null, letter text not null, size integer not null,
-    mtime_ns integer not null, digest blob not null, primary key (path, slot)) without rowid"""
+    mtime_ns integer not null, digest blob not null, primary key (path, slot)) without rowid"""  # noqa: E501
 
 
 class Facts:
@@ -120,7 +127,10 @@ class Facts:
         self._db.close()
 
     def put(self, path: bytes, fact: Fact, slot: int = 0) -> None:
-        self._db.execute("insert or replace into fact values (?, ?, ?, ?, ?, ?)", (path, slot, fact.letter, *_in_range(fact), fact.digest))
+        self._db.execute(
+            "insert or replace into fact values (?, ?, ?, ?, ?, ?)",
+            (path, slot, fact.letter, *_in_range(fact), fact.digest),
+        )
 
     def put_all(self, facts: Iterable[tuple[bytes, Fact]]) -> None:
         """Put each fact in slot 0."""
@@ -129,7 +139,9 @@ class Facts:
 
     def get(self, path: bytes) -> list[Fact]:
         """List the facts about the path, that of slot 0 first."""
-        rows = self._db.execute("select letter, size, mtime_ns, digest from fact where path = ? order by slot", (path,))
+        rows = self._db.execute(
+            "select letter, size, mtime_ns, digest from fact where path = ? order by slot", (path,)
+        )
         return [Fact(*row) for row in rows]
 
     def above(self, path: bytes) -> bytes | None:
@@ -144,11 +156,17 @@ class Facts:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield path, letter, size, time and digest of all facts in slot 0, in order of the paths."""
-        return iter(self._db.execute("select path, letter, size, mtime_ns, digest from fact where slot = 0 order by path"))
+        return iter(
+            self._db.execute(
+                "select path, letter, size, mtime_ns, digest from fact where slot = 0 order by path"
+            )
+        )
 
     def finished(self, path: bytes) -> Fact | None:
         """Return the fact of the last finished export about the path; None without one."""
-        row = self._db.execute("select letter, size, mtime_ns, digest from fact where path = ? and slot = 0", (path,)).fetchone()
+        row = self._db.execute(
+            "select letter, size, mtime_ns, digest from fact where path = ? and slot = 0", (path,)
+        ).fetchone()
         return None if row is None else Fact(*row)
 
 
@@ -188,10 +206,15 @@ class DestinationRecord(Facts):
             (number,) = self._db.execute("pragma user_version").fetchone()
             if number not in (0, FORMAT):
                 raise sqlite3.DatabaseError(f"its format is {number}, this version reads {FORMAT}")
-            if number == 0:  # ended by `begin`: one transaction, with one row of syncs; without it the file stays empty
+            if (
+                number == 0
+            ):  # ended by `begin`: one transaction, with one row of syncs; without it the file stays empty
                 self._db.execute("begin immediate")
                 self._db.execute(_TABLE)
-                self._db.execute("create table if not exists about (key text primary key, value text not null) without rowid")
+                self._db.execute(
+                    "create table if not exists about (key text primary key, value text not null) "
+                    "without rowid"
+                )
                 self._db.execute(f"pragma user_version = {FORMAT}")
 
     @contextlib.contextmanager
@@ -203,7 +226,10 @@ class DestinationRecord(Facts):
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("rollback")
                 raise RecordFull from error
-            hint = f"move {self.path} aside: what earlier exports wrote to this destination then counts as edited there, and is not overwritten unasked"
+            hint = (
+                f"move {self.path} aside: what earlier exports wrote to this destination then counts as "
+                f"edited there, and is not overwritten unasked"
+            )
             raise OperationError(
                 OPERATION_FAILED,
                 f"export: the record of earlier exports, {self.path}, cannot be used: {error}",
@@ -239,9 +265,13 @@ class DestinationRecord(Facts):
             if not self._db.in_transaction:
                 self._db.execute("begin immediate")
             self._db.execute("delete from fact" if fresh else "delete from fact where slot = 1")
-            if fresh:  # nothing is to be kept apart from it: what was there is gone, and so is the directory that the record was about
+            # nothing is to be kept apart from it: what was there is gone, and so is the directory that the
+            # record was about
+            if fresh:
                 self._db.execute("delete from about where key = 'identity'")
-            self._db.executemany(f"insert or replace into fact values (?, {int(not fresh)}, ?, ?, ?, ?)", heads.rows())
+            self._db.executemany(
+                f"insert or replace into fact values (?, {int(not fresh)}, ?, ?, ?, ?)", heads.rows()
+            )
             if whole is not None:
                 self._about(*whole)
             self._db.execute("commit")
@@ -257,14 +287,22 @@ class DestinationRecord(Facts):
         with self._reading():
             self._db.execute("begin immediate")
             hiding = self._db.execute(
-                "select path from fact where slot = 1 and letter <> 'd' and path in (select path from fact where slot = 0 and letter in ('d', 'o'))"
+                "select path from fact where slot = 1 and letter <> 'd' and path in (select path from fact "
+                "where slot = 0 and letter in ('d', 'o'))"
             ).fetchall()
             for (path,) in hiding:
-                self._db.execute("delete from fact where slot = 0 and path > ? and path < ?", (path + b"/", path + b"0"))
-            self._db.execute("insert or replace into fact select path, 0, letter, size, mtime_ns, digest from fact where slot = 1")
+                self._db.execute(
+                    "delete from fact where slot = 0 and path > ? and path < ?", (path + b"/", path + b"0")
+                )
+            self._db.execute(
+                "insert or replace into fact select path, 0, letter, size, mtime_ns, digest from fact where "
+                "slot = 1"
+            )
             (rows,) = self._db.execute("select count(*) from fact where slot = 0").fetchone()
             if rows > ROWS_MAX:
-                gone = "delete from fact where slot = 0 and path not in (select path from fact where slot = 1)"
+                gone = (
+                    "delete from fact where slot = 0 and path not in (select path from fact where slot = 1)"
+                )
                 dropped = self._db.execute(gone).rowcount
             self._db.execute("delete from fact where slot = 1")
             self._about(identity, dest)

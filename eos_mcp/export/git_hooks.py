@@ -43,7 +43,11 @@ def _top(dest: str) -> str | None:
     at = dest
     while not os.path.lexists(os.path.join(at, ".git")):
         if at == os.path.dirname(at):
-            return dest if all(os.path.exists(os.path.join(dest, name)) for name in ("HEAD", "objects", "refs")) else None
+            return (
+                dest
+                if all(os.path.exists(os.path.join(dest, name)) for name in ("HEAD", "objects", "refs"))
+                else None
+            )
         at = os.path.dirname(at)
     return at
 
@@ -56,7 +60,14 @@ def _asked(dest: str) -> bytes:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     argv = [git, "-C", dest, "config", "--type=path", "--get", "core.hooksPath"]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=ANSWER_S, check=False)
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=ANSWER_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return done.stdout.rstrip(b"\n") if done.returncode == 0 else b""

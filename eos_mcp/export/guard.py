@@ -14,7 +14,17 @@ from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export import git_hooks
 from eos_mcp.export.conflict import ComparedPaths, Conflicts, tell
 from eos_mcp.export.dirfd import DirTree
-from eos_mcp.export.facts import FILE, LINK, ROWS_MAX, DestinationRecord, Fact, Facts, RecordFull, fact_of, fact_of_row
+from eos_mcp.export.facts import (
+    FILE,
+    LINK,
+    ROWS_MAX,
+    DestinationRecord,
+    Fact,
+    Facts,
+    RecordFull,
+    fact_of,
+    fact_of_row,
+)
 from eos_mcp.export.hygiene import Ground, Hygiene, homes
 from eos_mcp.export.identity import identity_of
 from eos_mcp.export.left_out import LeftOut
@@ -25,12 +35,15 @@ from layerstack.export import pax
 from layerstack.model.run_table import RunRow
 
 UNRECORDED = (
-    "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next export to this destination may "
+    "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next "
+    "export to this destination may "
     "take it for somebody's edit and ask; free space there"
 )
 DROPPED = (
-    "the record of what exports wrote to this destination holds {most:,} paths: {count:,} that earlier exports wrote and this one does not name "
-    "are in it no longer; the next export to this destination may take them for edits made there and ask, and takes none of them away"
+    "the record of what exports wrote to this destination holds {most:,} paths: {count:,} that earlier "
+    "exports wrote and this one does not name "
+    "are in it no longer; the next export to this destination may take them for edits made there and ask, "
+    "and takes none of them away"
 )
 
 _OTHERS = 0o077
@@ -48,7 +61,13 @@ class ExportGuard:
         record: DestinationRecord | None,
         heads: Facts | None,
     ) -> None:
-        self.rules, self.dest, self.target, self.conflicts, self.record = rules, dest, target, conflicts, record
+        self.rules, self.dest, self.target, self.conflicts, self.record = (
+            rules,
+            dest,
+            target,
+            conflicts,
+            record,
+        )
         self.heads = heads
         self.copy: DirTree | None = None
         self.unrecorded = False
@@ -77,14 +96,20 @@ class ExportGuard:
 
     def on_the_way(self, header: pax.Header, old: os.stat_result | None) -> bool:
         """Tell whether the user's version stays in the place of an entry that differs."""
-        return self.conflicts is not None and self.conflicts.on_the_way(header, old, self._head(header)) and self.keep(header.path)
+        return (
+            self.conflicts is not None
+            and self.conflicts.on_the_way(header, old, self._head(header))
+            and self.keep(header.path)
+        )
 
     def keep(self, path: bytes) -> bool:
         return self.conflicts is not None and self.conflicts.keep(path)
 
     def holds_work(self, path: bytes) -> bool:
         """Tell whether an entry at a path that would be cleared must stay; a directory is then walked."""
-        return self.conflicts is not None and self.rules.on_conflict == "keep" and self.conflicts.any_below(path)
+        return (
+            self.conflicts is not None and self.rules.on_conflict == "keep" and self.conflicts.any_below(path)
+        )
 
     def note_cleared(self, path: bytes, of: bytes) -> None:
         """Note that `path` and the entries below are cleared, or stay as `holds_work` decided."""
@@ -134,14 +159,28 @@ class ExportGuard:
         any more: made in the sandbox and removed there since, so that neither the base nor the delta speaks
         of them.
         """
-        if self.target is None or self.record is None or self.copy is None or self.conflicts is None or not self.conflicts.again:
+        if (
+            self.target is None
+            or self.record is None
+            or self.copy is None
+            or self.conflicts is None
+            or not self.conflicts.again
+        ):
             return
         for path, *row in self.record.rows():
             fact = Fact(*row)
-            if fact.letter not in (FILE, LINK) or index.find(path) is not None or self.copy.lstat(path) is not None:
+            if (
+                fact.letter not in (FILE, LINK)
+                or index.find(path) is not None
+                or self.copy.lstat(path) is not None
+            ):
                 continue
             found = self.target.lstat(path)
-            if found is not None and fact.holds(path, found, self.target) and not _replaced_above(index, path):
+            if (
+                found is not None
+                and fact.holds(path, found, self.target)
+                and not _replaced_above(index, path)
+            ):
                 yield path
 
     # before and after the destination changes
@@ -163,11 +202,21 @@ class ExportGuard:
             "dest": self.dest,
             "unsafe": hygiene.unsafe,
             "unsafe_count": count,
-            "hint": "skip_unsafe writes all others and lists what it left out; or read them in the sandbox (file_read), or export an archive, where "
-            "nothing runs; a person who has read them may export with --allow-unsafe (of the command, or of eos-mcp when it starts)",
+            "hint": "skip_unsafe writes all others and lists what it left out; or read them in the sandbox "
+            "(file_read), or export an archive, where "
+            "nothing runs; a person who has read them may export with --allow-unsafe (of the command, or of "
+            "eos-mcp when it starts)",
         }
-        message = f"export to {self.dest}: {count} file{'s' * (count != 1)} would run by {'themselves' if count != 1 else 'itself'} there"
-        raise OperationError(OPERATION_FAILED, f"{message}, nothing was written: {first}{more}", details, reason="unsafe_content")
+        message = (
+            f"export to {self.dest}: {count} file{'s' * (count != 1)} would run by "
+            f"{'themselves' if count != 1 else 'itself'} there"
+        )
+        raise OperationError(
+            OPERATION_FAILED,
+            f"{message}, nothing was written: {first}{more}",
+            details,
+            reason="unsafe_content",
+        )
 
     def ready(self, whole: DirTree | None = None) -> None:
         """Begin the record, before the destination changes.
@@ -186,7 +235,7 @@ class ExportGuard:
                 self.record, self.unrecorded = None, True
 
     def check(self, stages: Iterable[DirTree]) -> None:
-        """Check after everything is in place, while a rollback is possible. Raises as `ComparedPaths.check`."""
+        """Check after everything is in place, while a rollback is possible. Raises as `ComparedPaths.check`."""  # noqa: E501
         if self.conflicts is not None and self.rules.on_conflict != "overwrite":
             self.seen.check(stages, self.dest)
 
@@ -251,7 +300,9 @@ def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStrea
             open_.callback(copy.close)
         if target is not None and (dry_run or rules != REFERENCE):
             conflicts = Conflicts(rules, target, copy, told, record)
-        heads = None if conflicts is None and record is None else open_.enter_context(contextlib.closing(Facts()))
+        heads = (
+            None if conflicts is None and record is None else open_.enter_context(contextlib.closing(Facts()))
+        )
         guard = ExportGuard(rules, dest, target, conflicts, record, heads)
         guard.copy, guard.unrecorded = copy, unrecorded
         yield guard

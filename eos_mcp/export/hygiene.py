@@ -41,9 +41,21 @@ class HygieneRule(NamedTuple):
 
 
 def _rule(
-    why: str, files: str, pattern: bytes, treatment: str = NAMED, plain: Callable[[bytes], bool] | None = None, unless: str = ""
+    why: str,
+    files: str,
+    pattern: bytes,
+    treatment: str = NAMED,
+    plain: Callable[[bytes], bool] | None = None,
+    unless: str = "",
 ) -> HygieneRule:
-    return HygieneRule(why, files, re.compile(rb"(?:.*/)?(?:" + pattern + rb")", re.DOTALL | re.IGNORECASE), treatment, plain, unless)
+    return HygieneRule(
+        why,
+        files,
+        re.compile(rb"(?:.*/)?(?:" + pattern + rb")", re.DOTALL | re.IGNORECASE),
+        treatment,
+        plain,
+        unless,
+    )
 
 
 def _no_automatic_task(content: bytes) -> bool:
@@ -51,17 +63,23 @@ def _no_automatic_task(content: bytes) -> bool:
 
 
 def _no_import_line(content: bytes) -> bool:
-    return not re.search(rb"(?:[\r\n\f\v\x1c-\x1e\x85]|\xe2\x80[\xa8\xa9])[ \t]*import[ \t]", b"\n" + content.removeprefix(b"\xef\xbb\xbf"))
+    return not re.search(
+        rb"(?:[\r\n\f\v\x1c-\x1e\x85]|\xe2\x80[\xa8\xa9])[ \t]*import[ \t]",
+        b"\n" + content.removeprefix(b"\xef\xbb\xbf"),
+    )
 
 
-_SHELL = (
-    rb"\.(?:bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile|zlogin|zlogout|kshrc|tcshrc|cshrc|login)"
-)
-_AGENT = rb"\.(?:claude|cursor|codex|gemini|windsurf|roo|continue|opencode|qwen|kiro|amazonq|junie|augment|goose|crush|aider[^/]*)"
-_TOLD = rb"CLAUDE(?:\.local)?\.md|AGENTS?\.md|GEMINI\.md|QWEN\.md|\.(?:cursor|windsurf|cline|roo)rules|\.github/copilot-instructions\.md"
+_SHELL = rb"\.(?:bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile|zlogin|zlogout|kshrc|tcshrc|cshrc|login)"  # noqa: E501
+_AGENT = rb"\.(?:claude|cursor|codex|gemini|windsurf|roo|continue|opencode|qwen|kiro|amazonq|junie|augment|goose|crush|aider[^/]*)"  # noqa: E501
+_TOLD = rb"CLAUDE(?:\.local)?\.md|AGENTS?\.md|GEMINI\.md|QWEN\.md|\.(?:cursor|windsurf|cline|roo)rules|\.github/copilot-instructions\.md"  # noqa: E501
 
 RULES: tuple[HygieneRule, ...] = (
-    _rule("git_hook", ".git/hooks/*, also of bare repositories; not *.sample", rb"[^/]*\.git/(?:.*/)?hooks/(?!.*\.sample$).*", REFUSED),
+    _rule(
+        "git_hook",
+        ".git/hooks/*, also of bare repositories; not *.sample",
+        rb"[^/]*\.git/(?:.*/)?hooks/(?!.*\.sample$).*",
+        REFUSED,
+    ),
     _rule(
         "git_config",
         ".git/**/config, config.worktree, also of bare repositories",
@@ -70,7 +88,14 @@ RULES: tuple[HygieneRule, ...] = (
         plain_git_config,
         "it has nothing but identity, remotes, branches and the like",
     ),
-    _rule("git_config", ".git as a file", rb"\.git", REFUSED, gitdir_is_plain, "it names a place in a .git of the same tree"),
+    _rule(
+        "git_config",
+        ".git as a file",
+        rb"\.git",
+        REFUSED,
+        gitdir_is_plain,
+        "it names a place in a .git of the same tree",
+    ),
     _rule(
         "git_config",
         ".git/**/commondir",
@@ -84,7 +109,11 @@ RULES: tuple[HygieneRule, ...] = (
         ".gitattributes, .gitmodules, .git/info/attributes, .git/objects/info/alternates",
         rb"\.gitmodules|\.gitattributes|[^/]*\.git/(?:.*/)?(?:info/attributes|objects/info/(?:http-)?alternates)",
     ),
-    _rule("git_hook", ".husky/*, .githooks/*, where core.hooksPath of the destination is elsewhere", rb"\.husky/.*|\.githooks/.*"),
+    _rule(
+        "git_hook",
+        ".husky/*, .githooks/*, where core.hooksPath of the destination is elsewhere",
+        rb"\.husky/.*|\.githooks/.*",
+    ),
     _rule(
         "interpreter_startup",
         "sitecustomize, usercustomize",
@@ -109,14 +138,24 @@ RULES: tuple[HygieneRule, ...] = (
         HOME,
     ),
     _rule("shell_startup", ".envrc", rb"\.envrc", REFUSED),
-    _rule("shell_startup", ".bashrc, .profile, .zshrc, .zshenv and the like, compiled (.zwc) too", _SHELL + rb"(?:\.zwc)?", HOME),
+    _rule(
+        "shell_startup",
+        ".bashrc, .profile, .zshrc, .zshenv and the like, compiled (.zwc) too",
+        _SHELL + rb"(?:\.zwc)?",
+        HOME,
+    ),
     _rule(
         "editor_startup",
         ".exrc, .nvimrc, .nvim.lua, .lvimrc, .helix/*",
         rb"\.exrc|\.nvimrc|\.nvim\.lua|\.lvimrc|\.helix/.*",
         REFUSED,
     ),
-    _rule("editor_startup", ".vimrc, .gdbinit, .lldbinit, .emacs", rb"\.vimrc|\.gdbinit|\.lldbinit|\.emacs|\.emacs\.d/.*", HOME),
+    _rule(
+        "editor_startup",
+        ".vimrc, .gdbinit, .lldbinit, .emacs",
+        rb"\.vimrc|\.gdbinit|\.lldbinit|\.emacs|\.emacs\.d/.*",
+        HOME,
+    ),
     _rule(
         "editor_task",
         ".vscode/tasks.json, .vscode/settings.json, *.code-workspace",
@@ -128,13 +167,15 @@ RULES: tuple[HygieneRule, ...] = (
     _rule("editor_task", ".idea/startup.xml", rb"\.idea/startup\.xml", REFUSED),
     _rule(
         "editor_task",
-        "all else in .vscode, .idea, .run, .zed, .fleet; .devcontainer, .dir-locals.el, .ycm_extra_conf.py, .vimspector.json, *.sublime-project",
+        "all else in .vscode, .idea, .run, .zed, .fleet; .devcontainer, .dir-locals.el, .ycm_extra_conf.py, "
+        ".vimspector.json, *.sublime-project",
         rb"\.(?:idea|run|zed|fleet)/.*|\.vscode/(?!mcp\.json$).*|\.devcontainer(?:/.*|\.json)|\.dir-locals(?:-2)?\.el|\.ycm_extra_conf\.py"
         rb"|\.vimspector\.json|[^/]*\.sublime-project",
     ),
     _rule(
         "agent_config",
-        ".mcp.json, .vscode/mcp.json, and of .claude, .cursor, .codex, .gemini and others: settings*.json, config.toml, mcp.json, hooks.json, hooks/*",
+        ".mcp.json, .vscode/mcp.json, and of .claude, .cursor, .codex, .gemini and others: settings*.json, "
+        "config.toml, mcp.json, hooks.json, hooks/*",
         rb"\.mcp\.json|\.vscode/mcp\.json|"
         + _AGENT
         + rb"/(?:settings[^/]*\.json|config\.(?:toml|json|ya?ml)|mcp\.json|hooks\.json|hooks/.*)",
@@ -142,17 +183,21 @@ RULES: tuple[HygieneRule, ...] = (
     ),
     _rule(
         "agent_config",
-        "all else in .claude, .cursor, .codex, .gemini and others; CLAUDE.md, AGENTS.md, .cursorrules and the like",
+        "all else in .claude, .cursor, .codex, .gemini and others; CLAUDE.md, AGENTS.md, .cursorrules and "
+        "the like",
         _AGENT + rb"(?:/.*)?|" + _TOLD,
     ),
     _rule(
         "ci",
-        ".github/workflows/*, .github/actions/*, .gitlab-ci.yml, Jenkinsfile, .pre-commit-config.yaml and the like",
+        ".github/workflows/*, .github/actions/*, .gitlab-ci.yml, Jenkinsfile, .pre-commit-config.yaml and "
+        "the like",
         rb"\.github/(?:workflows|actions)/.*|\.gitlab-ci\.ya?ml|\.circleci/.*|\.buildkite/.*|\.woodpecker(?:/.*|\.ya?ml)|Jenkinsfile"
         rb"|azure-pipelines\.ya?ml|\.travis\.yml|\.drone\.ya?ml|bitbucket-pipelines\.yml|\.pre-commit-config\.yaml",
     ),
     _rule(
-        "program", "programs of environments: .venv/bin/*, node_modules/.bin/*", rb"\.?v?env/(?:bin|Scripts)/[^/]*|node_modules/\.bin/.*"
+        "program",
+        "programs of environments: .venv/bin/*, node_modules/.bin/*",
+        rb"\.?v?env/(?:bin|Scripts)/[^/]*|node_modules/\.bin/.*",
     ),
     _rule(
         "byte_code",
@@ -164,7 +209,8 @@ RULES: tuple[HygieneRule, ...] = (
     _rule("byte_code", "*.elc, *.zwc, *.luac", rb"[^/]*\.(?:elc|zwc|luac)"),
     _rule(
         "tool_config",
-        ".npmrc, .yarnrc*, .pnpmfile.cjs, .cargo/config*, mise.toml, .mise/*, .tool-versions, conftest.py, package.json, setup.py, build.rs, "
+        ".npmrc, .yarnrc*, .pnpmfile.cjs, .cargo/config*, mise.toml, .mise/*, .tool-versions, conftest.py, "
+        "package.json, setup.py, build.rs, "
         "Makefile, justfile, Taskfile",
         rb"\.npmrc|\.yarnrc(?:\.yml)?|\.pnpmfile\.cjs|\.cargo/config(?:\.toml)?|\.?mise(?:\.[^/]*)?\.toml|\.mise/.*|\.?mise/config\.toml|\.tool-versions|conftest\.py"
         rb"|\.?Taskfile(?:\.dist)?\.ya?ml"
@@ -174,14 +220,18 @@ RULES: tuple[HygieneRule, ...] = (
 _OTHER_GIT = next(rule for rule in RULES if rule.why == "git_config" and rule.treatment == NAMED)
 _BEGIN = b"(?:.*/)?"
 _ANY = re.compile(
-    _BEGIN + b"(?:" + b"|".join(rule.pattern.pattern.removeprefix(_BEGIN) for rule in RULES) + b")", re.DOTALL | re.IGNORECASE
+    _BEGIN + b"(?:" + b"|".join(rule.pattern.pattern.removeprefix(_BEGIN) for rule in RULES) + b")",
+    re.DOTALL | re.IGNORECASE,
 )
 """Matches every path of any rule: most paths are compared with it alone."""
 _BARE = re.compile(rb"(?:\A|/)(?:config|config\.worktree|info/attributes|hooks/[^/]*)\Z")
 """Names in a git directory of any name."""
 _OF_OTHERS = re.compile(rb"(?:^|/)(?:node_modules|site-packages|vendor)/")
 """Directories of packages, whose scripts are not listed as the project's own."""
-_PLACES = re.compile(rb"(?:.*/)?(?:[^/]*\.git(?:/(?:.*/)?hooks)?|\.vscode|\.idea|\.mcp\.json|" + _AGENT + rb")", re.DOTALL | re.IGNORECASE)
+_PLACES = re.compile(
+    rb"(?:.*/)?(?:[^/]*\.git(?:/(?:.*/)?hooks)?|\.vscode|\.idea|\.mcp\.json|" + _AGENT + rb")",
+    re.DOTALL | re.IGNORECASE,
+)
 """Places at which a symlink leads a program to files of any name."""
 
 
@@ -304,7 +354,11 @@ class Hygiene:
         above, _, name = path.rpartition(b"/")
         if name in (b"config", b"config.worktree") and self.ground.there(_in(above, b"HEAD")):
             return RULES[1]
-        if above.rpartition(b"/")[2] == b"info" and name == b"attributes" and self.ground.there(_in(above.rpartition(b"/")[0], b"HEAD")):
+        if (
+            above.rpartition(b"/")[2] == b"info"
+            and name == b"attributes"
+            and self.ground.there(_in(above.rpartition(b"/")[0], b"HEAD"))
+        ):
             return _OTHER_GIT
         if (
             above.rpartition(b"/")[2] == b"hooks"
@@ -334,7 +388,11 @@ class Hygiene:
         lands = os.path.join(os.fsencode(self.ground.dest), path)
         for home in self.ground.homes:
             prefix = os.fsencode(home) + b"/"
-            if lands.startswith(prefix) and rule.pattern.fullmatch(lands[len(prefix) :]) and _at_its_top(rule, lands[len(prefix) :]):
+            if (
+                lands.startswith(prefix)
+                and rule.pattern.fullmatch(lands[len(prefix) :])
+                and _at_its_top(rule, lands[len(prefix) :])
+            ):
                 return True
         return False
 
@@ -343,7 +401,9 @@ def _at_its_top(rule: HygieneRule, path: bytes) -> bool:
     """Tell whether the file is one that is read from a home directory itself: `.ssh/config`, not
     `project/.ssh/config`.
     """
-    return path.count(b"/") == 0 or (path.startswith((b".ssh/", b".config/", b".emacs.d/")) and rule.treatment == HOME)
+    return path.count(b"/") == 0 or (
+        path.startswith((b".ssh/", b".config/", b".emacs.d/")) and rule.treatment == HOME
+    )
 
 
 def _in(directory: bytes, name: bytes) -> bytes:

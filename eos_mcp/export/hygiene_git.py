@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 _SECTION = re.compile(rb'\[([A-Za-z0-9.-]+)(?:[ \t]+"((?:[^"\\\n]|\\.)*)")?\]')
 _KEY = re.compile(rb"([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=[ \t]*(.*))?")
-_ADDRESS = re.compile(rb"(?:https?|ssh|git|file)://[^-\s][^\s]*|[\w.][\w.-]*@[\w.-]+:[^\s]*|[./][^\s]*|[\w.][\w.-]*(?:/[\w./-]*)?")
+_ADDRESS = re.compile(
+    rb"(?:https?|ssh|git|file)://[^-\s][^\s]*|[\w.][\w.-]*@[\w.-]+:[^\s]*|[./][^\s]*|[\w.][\w.-]*(?:/[\w./-]*)?"
+)
 
 _PLAIN: dict[bytes, frozenset[bytes]] = {
     b"core": frozenset(
-        b"repositoryformatversion filemode bare logallrefupdates ignorecase precomposeunicode symlinks autocrlf eol safecrlf abbrev quotepath"
+        b"repositoryformatversion filemode bare logallrefupdates ignorecase precomposeunicode symlinks "
+        b"autocrlf eol safecrlf abbrev quotepath"
         b" trustctime checkstat sharedrepository untrackedcache preloadindex".split()
     ),
     b"user": frozenset(b"name email useconfigonly".split()),
@@ -23,7 +26,9 @@ _PLAIN: dict[bytes, frozenset[bytes]] = {
     b"committer": frozenset(b"name email".split()),
     b"init": frozenset([b"defaultbranch"]),
     b"remote": frozenset(b"url pushurl fetch push tagopt prune".split()),
-    b"branch": frozenset(b"remote merge rebase description pushremote autosetupmerge autosetuprebase".split()),
+    b"branch": frozenset(
+        b"remote merge rebase description pushremote autosetupmerge autosetuprebase".split()
+    ),
     b"pull": frozenset(b"rebase ff".split()),
     b"push": frozenset(b"default autosetupremote followtags".split()),
     b"fetch": frozenset(b"prune prunetags".split()),

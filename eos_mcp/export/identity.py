@@ -17,7 +17,7 @@ _EMPTY_PATH = 0x1000
 
 
 class DirectoryIdentity(NamedTuple):
-    """Device, inode and time of birth in ns (0: not known) of a directory, and the text of its `.git/HEAD`."""
+    """Device, inode and time of birth in ns (0: not known) of a directory, and the text of its `.git/HEAD`."""  # noqa: E501
 
     device: int
     inode: int
@@ -33,7 +33,9 @@ def identity_of(tree: DirTree) -> DirectoryIdentity:
 def _branch(tree: DirTree) -> str:
     fd = tree.open_file(b".git/HEAD")
     if fd is None:
-        fd = tree.open_file(b".git")  # a linked worktree: its HEAD lies elsewhere, where nothing of the destination may lead us
+        fd = tree.open_file(
+            b".git"
+        )  # a linked worktree: its HEAD lies elsewhere, where nothing of the destination may lead us
     if fd is None:
         return ""
     try:
@@ -51,5 +53,7 @@ def _born_ns(fd: int) -> int:
     buffer = (ctypes.c_uint8 * 256)()
     if call(ctypes.c_int(fd), b"", ctypes.c_int(_EMPTY_PATH), ctypes.c_uint(_BTIME), buffer) < 0:
         return 0
-    mask, seconds, nanoseconds = (struct.unpack_from(form, bytes(buffer), at)[0] for form, at in (("=I", 0), ("=q", 80), ("=I", 88)))
+    mask, seconds, nanoseconds = (
+        struct.unpack_from(form, bytes(buffer), at)[0] for form, at in (("=I", 0), ("=q", 80), ("=I", 88))
+    )
     return int(seconds) * 1_000_000_000 + int(nanoseconds) if mask & _BTIME else 0

@@ -1,4 +1,6 @@
-"""Files and directories that no user may change, whatever their modes: immutable ones and those that are only appended to (chattr(1))."""
+"""Files and directories that no user may change, whatever their modes: immutable ones and those that are only
+appended to (chattr(1)).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def fixed(tree: DirTree, path: bytes) -> bool:
     flags = array.array("l", [0])
     with contextlib.suppress(OSError):
         found = tree.lstat(path)
-        if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # of a device it would be another call
+        if found is None or not (
+            stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+        ):  # of a device it would be another call
             return False
         fd = os.open(path.rpartition(b"/")[2], _READ, dir_fd=tree.parent(path))
         try:

@@ -26,7 +26,9 @@ class IncomingFile:
     once there is one.
     """
 
-    def __init__(self, length: int, equal_fd: int | None, create: Callable[[], int] | None, judged: bytearray | None) -> None:
+    def __init__(
+        self, length: int, equal_fd: int | None, create: Callable[[], int] | None, judged: bytearray | None
+    ) -> None:
         """Begin with the staged file if there is nothing to compare with.
 
         Args:
@@ -46,7 +48,9 @@ class IncomingFile:
     def __enter__(self) -> IncomingFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for fd in (self.equal_fd, self.fd):
             if fd is not None:
                 os.close(fd)
@@ -72,7 +76,9 @@ class IncomingFile:
     def _equals(self, offset: int, piece: memoryview) -> bool:
         if self.equal_fd is None:
             return False
-        return _empty(self.equal_fd, self._end, offset) and os.pread(self.equal_fd, len(piece), offset) == bytes(piece)
+        return _empty(self.equal_fd, self._end, offset) and os.pread(
+            self.equal_fd, len(piece), offset
+        ) == bytes(piece)
 
     def _differs(self) -> None:
         """Stop to compare: the staged file gets what was equal so far."""
@@ -97,7 +103,7 @@ class IncomingFile:
 
 
 def judge(judged: bytearray, offset: int, piece: bytes | memoryview) -> None:
-    """Append the next bytes of a file, up to the number by which it is judged; a hole before them is zeros."""
+    """Append the next bytes of a file, up to the number by which it is judged; a hole before them is zeros."""  # noqa: E501
     judged.extend(bytes(max(0, min(offset, JUDGED_MAX + 1) - len(judged))))
     judged += piece[: max(0, JUDGED_MAX + 1 - len(judged))]
 

@@ -17,7 +17,8 @@ _CACHE = b"__pycache__"
 
 GIT = "the destination is a git repository and keeps its own .git; with_git writes it too"
 BYTE_CODE = (
-    "byte code, which runs in the place of its source unread and is made again by itself; a person may have it written with --allow-unsafe"
+    "byte code, which runs in the place of its source unread and is made again by itself; a person "
+    "may have it written with --allow-unsafe"
 )
 UNSAFE = "it would run by itself, and skip_unsafe leaves that out"
 NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
@@ -58,7 +59,13 @@ class LeftOut:
     def to_json(self) -> dict[str, Any]:
         if not self.count:
             return {}
-        return {"left_out": {"count": self.count, "paths": self.paths, "why": [{"count": n, "why": why} for why, n in self._why.items()]}}
+        return {
+            "left_out": {
+                "count": self.count,
+                "paths": self.paths,
+                "why": [{"count": n, "why": why} for why, n in self._why.items()],
+            }
+        }
 
     def _reason(self, path: bytes) -> str:
         if b"git" not in path.lower() and _CACHE not in path and path.isascii():
@@ -82,12 +89,14 @@ class LeftOut:
         if known is None:
             if len(self._repositories) > 4096:
                 self._repositories.clear()
-            known = self._repositories[directory] = self.target.lstat(directory + b"/.git" if directory else b".git") is not None
+            known = self._repositories[directory] = (
+                self.target.lstat(directory + b"/.git" if directory else b".git") is not None
+            )
         return known
 
 
 def is_git(name: bytes, folds: bool) -> bool:
-    """Tell whether a file system finds a `.git` by this name; one that folds names also by other spellings."""
+    """Tell whether a file system finds a `.git` by this name; one that folds names also by other spellings."""  # noqa: E501
     if name == b".git" or not folds:
         return name == b".git"
     text = _IGNORED.sub("", name.decode("utf-8", "replace")).casefold().rstrip(". ")

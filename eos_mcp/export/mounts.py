@@ -21,7 +21,11 @@ def kind_of(fd: int) -> str:
     number = b"%d:%d" % (os.major(device), os.minor(device))
     try:
         with open(MOUNTINFO, "rb") as file:
-            kinds = [line.partition(b" - ")[2].split(b" ", 1)[0] for line in file if line.split(b" ", 3)[2] == number]
+            kinds = [
+                line.partition(b" - ")[2].split(b" ", 1)[0]
+                for line in file
+                if line.split(b" ", 3)[2] == number
+            ]
     except OSError:
         return ""
     return kinds[-1].decode("ascii", "replace") if kinds else ""
@@ -49,7 +53,10 @@ def check(mounts: tuple[bytes, ...], path: bytes) -> None:
         if point == path or point.startswith(path + b"/"):
             name = shown(point)
             hint = f"unmount {name} of the destination, or export to another directory or in format tar"
-            message = f"{name} is a mount point, and the export would remove or replace {shown(path)} with it; nothing was written"
+            message = (
+                f"{name} is a mount point, and the export would remove or replace {shown(path)} with "
+                f"it; nothing was written"
+            )
             raise refused(message, "mount_in_the_way", path=shown(path), mount=name, hint=hint)
 
 

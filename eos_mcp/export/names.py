@@ -1,4 +1,4 @@
-"""Paths that an export accepts: relative, normalised, and none of the names under which exports stage. Pure."""
+"""Paths that an export accepts: relative, normalised, and none of the names under which exports stage. Pure."""  # noqa: E501
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 rename puts it in place.
 
     .eos-export-<...>/tree/      the future destination
-    .eos-export-<...>/new/<n>    the bytes of a file that is left out, for a later entry that is another name of it
+    .eos-export-<...>/new/<n>    the bytes of a file that is left out, for a later entry that is another name
+    of it
 
 Nothing is compared and nothing is rolled back: a kill before the rename leaves a staging directory, which the
 next export removes; a kill after it leaves a complete destination.
@@ -33,13 +34,17 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFO
 class FreshReceiver(Receiver):
     """A `Receiver` for a destination that does not exist. It is made in `tree`, which the caller closes."""
 
-    def __init__(self, stream: ExportStream, stage: ExportStage, request: ExportRequest, guard: ExportGuard) -> None:
+    def __init__(
+        self, stream: ExportStream, stage: ExportStage, request: ExportRequest, guard: ExportGuard
+    ) -> None:
         super().__init__(stream, None, stage, request, guard)
         os.mkdir(TREE, dir_fd=stage.tree.fd)
         self.tree = stage.tree.below(TREE)
         self.owners.top(self.tree.fd, stage.tree)
         self._staging, self._step = stage.tree, stage.step
-        self._late_modes: list[tuple[bytes, int]] = []  # of directories that end without write permission for their owner
+        self._late_modes: list[
+            tuple[bytes, int]
+        ] = []  # of directories that end without write permission for their owner
         self._first: list[bytes] = []  # the first entries: when there are no more, each is synced by itself
         self.staged_files = 0
         self.made = 0
@@ -163,7 +168,7 @@ class FreshReceiver(Receiver):
             self._first.append(path)
 
     def _write(self, fd: int, header: pax.Header, judged: bytearray | None) -> int:
-        """Write the content of the present entry to a new file, which is closed; return how many bytes came."""
+        """Write the content of the present entry to a new file, which is closed; return how many bytes came."""  # noqa: E501
         with IncomingFile(header.length, None, lambda: fd, judged) as incoming:
             incoming.receive(self.stream.pieces())
             self.owners.file(fd, self._staging, header.path, None)
@@ -189,11 +194,20 @@ class FreshReceiver(Receiver):
                 finally:
                     os.close(fd)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS):
+            if error.errno not in (
+                errno.EPERM,
+                errno.EOPNOTSUPP,
+                errno.ENOTSUP,
+                errno.EMLINK,
+                errno.EXDEV,
+                errno.ENOSYS,
+            ):
                 raise
             copied = place.open_file(source)
             if copied is None:
-                raise refused(f"{shown(header.target)} vanished while it was exported", "destination_changed") from error
+                raise refused(
+                    f"{shown(header.target)} vanished while it was exported", "destination_changed"
+                ) from error
             try:
                 parent, name = self._at(header.path)
                 new = os.open(name, _NEW, 0o600, dir_fd=parent)
@@ -264,7 +278,10 @@ class FreshReceiver(Receiver):
                 os.utime(fd, ns=(row.mtime_ns, row.mtime_ns))
             finally:
                 os.close(fd)
-            self.guard.gather(pax.Header(row.path, pax.FILE, row.mode, row.size, row.mtime_ns, sha256=row.digest), passed=True)
+            self.guard.gather(
+                pax.Header(row.path, pax.FILE, row.mode, row.size, row.mtime_ns, sha256=row.digest),
+                passed=True,
+            )
 
     # the whole
 
@@ -305,7 +322,9 @@ def commit_new(stage: ExportStage, work: FreshReceiver, name: bytes) -> None:
         stage.step("export.placed")
         os.fsync(stage.home.fd)
     except BaseException:
-        if len(work.everything()) == work.made:  # else another process has written to it already: the tree stays where it is
+        if (
+            len(work.everything()) == work.made
+        ):  # else another process has written to it already: the tree stays where it is
             os.rename(name, TREE, src_dir_fd=stage.home.fd, dst_dir_fd=stage.tree.fd)
         raise
 
@@ -317,7 +336,10 @@ def _put(stage: ExportStage, name: bytes) -> None:
         FileExistsError: the name was taken in the meantime.
     """
     try:
-        rename_new(f"/proc/self/fd/{stage.tree.fd}/{os.fsdecode(TREE)}", f"/proc/self/fd/{stage.home.fd}/{os.fsdecode(name)}")
+        rename_new(
+            f"/proc/self/fd/{stage.tree.fd}/{os.fsdecode(TREE)}",
+            f"/proc/self/fd/{stage.home.fd}/{os.fsdecode(name)}",
+        )
     except (OSError, AttributeError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOENT):
             raise

@@ -24,11 +24,17 @@ CHUNK = 1 << 20
 class BlockingReader:
     """The bytes of one connection, each read with a deadline."""
 
-    def __init__(self, connection: socket.socket, received: bytes, *, silence_s: float = STREAM_SILENCE_S) -> None:
+    def __init__(
+        self, connection: socket.socket, received: bytes, *, silence_s: float = STREAM_SILENCE_S
+    ) -> None:
         self._whole = 0
         if os.name == "posix":  # SO_RCVTIMEO: the kernel keeps the deadline, and one call can fill a piece
             connection.setblocking(True)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6)))
+            connection.setsockopt(
+                socket.SOL_SOCKET,
+                socket.SO_RCVTIMEO,
+                struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6)),
+            )
             self._whole = socket.MSG_WAITALL
         else:
             connection.settimeout(silence_s)
@@ -72,9 +78,22 @@ class Exports:
     destination.
     """
 
-    def __init__(self, settings: Export, guards: apply.Guards, forwarder: AgentPool, run: Callable[..., Any], records: str) -> None:
+    def __init__(
+        self,
+        settings: Export,
+        guards: apply.Guards,
+        forwarder: AgentPool,
+        run: Callable[..., Any],
+        records: str,
+    ) -> None:
         """`run(function, *args)` awaits a blocking call in a thread."""
-        self.settings, self.guards, self.forwarder, self._run, self.records = settings, guards, forwarder, run, records
+        self.settings, self.guards, self.forwarder, self._run, self.records = (
+            settings,
+            guards,
+            forwarder,
+            run,
+            records,
+        )
         self._under_way: set[str] = set()
         reserve.keep(guards.journals)
 
@@ -90,7 +109,9 @@ class Exports:
         """Remove the records of a sandbox that is gone."""
         facts.forget(self.records, sandbox_id)
 
-    async def run(self, request: ExportRequest, workspace: str, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
+    async def run(
+        self, request: ExportRequest, workspace: str, request_id: str, progress: Callable[[str], None]
+    ) -> dict[str, Any]:
         """Run one export; return the result of `export_changes`. A dry run counts as an export: it does not
         run beside one.
 
@@ -105,12 +126,17 @@ class Exports:
         if sandbox_id in self._under_way:
             details = {"sandbox_id": sandbox_id, "retryable": True}
             raise OperationError(
-                OPERATION_FAILED, f"an export of sandbox {sandbox_id} is already in flight", details, reason="export_in_flight"
+                OPERATION_FAILED,
+                f"an export of sandbox {sandbox_id} is already in flight",
+                details,
+                reason="export_in_flight",
             )
         self._under_way.add(sandbox_id)
         try:
             limits = apply.ExportLimits(
-                self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
+                self.settings.max_stream_bytes,
+                self.settings.max_decompressed_bytes,
+                self.settings.max_apply_entries,
             )
             wanted: dict[str, Any] = {"digests": True, "sparse": True}
             if request.fmt == "dir":
@@ -125,7 +151,9 @@ class Exports:
                 wanted["runs"] = True
             if request.version is not None:
                 wanted["version"] = request.version
-            async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
+            async with self.forwarder.stream(
+                sandbox_id, "export_stream", wanted, request_id=request_id
+            ) as stream:
                 reader = BlockingReader(*stream.hand_over())
                 result: dict[str, Any] = await self._run(
                     lambda: apply.apply(reader, request, limits=limits, places=self.guards, progress=progress)
@@ -138,7 +166,9 @@ class Exports:
 
 def guards(own: tuple[str, ...], registry: str, state_dir: str) -> apply.Guards:
     """Return the paths of a gateway to which exports never write."""
-    return apply.Guards(home=os.path.expanduser("~"), own=own, journals=journals_of(state_dir), registry=registry)
+    return apply.Guards(
+        home=os.path.expanduser("~"), own=own, journals=journals_of(state_dir), registry=registry
+    )
 
 
 def journals_of(state_dir: str) -> str:

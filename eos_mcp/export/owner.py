@@ -108,7 +108,9 @@ class Owners:
             self._name(path, lost)
         return stat.S_ISGID if folder.setgid else 0
 
-    def symlink(self, place: DirTree, name: bytes, path: bytes, old: os.stat_result | None, parent: int | None = None) -> None:
+    def symlink(
+        self, place: DirTree, name: bytes, path: bytes, old: os.stat_result | None, parent: int | None = None
+    ) -> None:
         """Set the owner of a new symlink, `name` in a staging directory, or in `parent` there."""
         if old is not None and stat.S_ISLNK(old.st_mode):
             uid, gid = old.st_uid, old.st_gid
@@ -137,7 +139,11 @@ class Owners:
         if old is None or stat.S_ISDIR(old.st_mode):
             return
         lost = [] if self.root or old.st_uid == self._uid else ["owner"]
-        if not self.root and old.st_gid not in self._groups and old.st_gid != self._folder(path.rpartition(b"/")[0]).gid:
+        if (
+            not self.root
+            and old.st_gid not in self._groups
+            and old.st_gid != self._folder(path.rpartition(b"/")[0]).gid
+        ):
             lost.append("group")
         if stat.S_ISREG(old.st_mode) and CAPABILITY in self._names(path):
             lost.append("capabilities")
@@ -162,7 +168,11 @@ class Owners:
         if not path:
             if self._target is not None:
                 return _folder_of(self._target.fd)
-            above = Folder(self._uid, self._gid, setgid=False, acl=None) if self._home is None else _folder_of(self._home.fd)
+            above = (
+                Folder(self._uid, self._gid, setgid=False, acl=None)
+                if self._home is None
+                else _folder_of(self._home.fd)
+            )
         else:
             found = None if self._target is None else self._target.lstat(path)
             if found is not None and stat.S_ISDIR(found.st_mode) and self._target is not None:

@@ -51,7 +51,12 @@ class Receiver:
         guard: ExportGuard,
         preview: DryRun | None = None,
     ) -> None:
-        self.stream, self.target, self.stage, self.carried = stream, target, stage, request.directory_mode == "carried"
+        self.stream, self.target, self.stage, self.carried = (
+            stream,
+            target,
+            stage,
+            request.directory_mode == "carried",
+        )
         self.preview = preview
         self.staged_files = 0
         self.guard = guard
@@ -62,7 +67,15 @@ class Receiver:
         self.owners = Owners(target, None if stage is None else stage.home)
         self._reserved: dict[bytes, None] = {}
         self.counts = dict[str, int].fromkeys(
-            ["files_written", "symlinks_written", "deletes_applied", "opaque_clears", "skipped_unchanged", "bytes_written"], 0
+            [
+                "files_written",
+                "symlinks_written",
+                "deletes_applied",
+                "opaque_clears",
+                "skipped_unchanged",
+                "bytes_written",
+            ],
+            0,
         )
         self._state = bytearray()  # per entry: 1 staged, 2 staged only for what is another name of it, 0 not
         self._opaque: list[bytes] = []
@@ -116,7 +129,9 @@ class Receiver:
             return
         self.guard.refuse(self.hygiene)
         if self.stage is not None:
-            for path, mtime_ns in times.apply(self.stage, self.times.decide(self.stream.index, self.guard.copy)):
+            for path, mtime_ns in times.apply(
+                self.stage, self.times.decide(self.stream.index, self.guard.copy)
+            ):
                 self.guard.retime(path, mtime_ns)
         progress(f"export: {self.stream.count} entries received, putting {self.staged_files} files in place")
 
@@ -273,7 +288,10 @@ class Receiver:
             "or export with format tar, which takes any name"
         )
         more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        message = f"names that begin with .eos-export- are reserved for exports; nothing was written: {', '.join(names[:NAMED_MAX])}{more}"
+        message = (
+            f"names that begin with .eos-export- are reserved for exports; nothing was written: "
+            f"{', '.join(names[:NAMED_MAX])}{more}"
+        )
         raise refused(message, "reserved_names", paths=names[:NAMED_MAX], count=len(names), hint=hint)
 
     def _delete(self, n: int, header: pax.Header) -> None:
@@ -301,9 +319,13 @@ class Receiver:
             was = stat.S_IMODE(old.st_mode)
             if not self.carried:
                 mode = was
-            elif was & ~mode & stat.S_ISGID and not (self.guard.mode_of_base(header.path) or 0) & stat.S_ISGID:
+            elif (
+                was & ~mode & stat.S_ISGID and not (self.guard.mode_of_base(header.path) or 0) & stat.S_ISGID
+            ):
                 mode |= stat.S_ISGID  # the destination's own bit: new entries in it get its group
-            self._add(Step(b"d", False, mode, was if was != mode or was & 0o700 != 0o700 else None, header.path))
+            self._add(
+                Step(b"d", False, mode, was if was != mode or was & 0o700 != 0o700 else None, header.path)
+            )
             if was != mode:
                 self._note("mode", header.path)
             self._done(header, writes=False)
@@ -328,7 +350,10 @@ class Receiver:
     def _symlink(self, n: int, header: pax.Header) -> None:
         old = self._old(header.path)
         same = (
-            old is not None and stat.S_ISLNK(old.st_mode) and self.target is not None and self.target.readlink(header.path) == header.target
+            old is not None
+            and stat.S_ISLNK(old.st_mode)
+            and self.target is not None
+            and self.target.readlink(header.path) == header.target
         )
         if same:
             self._see(n, header.path)
@@ -386,7 +411,9 @@ class Receiver:
             else:
                 assert self.target is not None
                 self.target.link(header.target, place, new)
-            if first is not None and self._state[first] == 2:  # its first name is not put in place: this name is the first that is
+            if (
+                first is not None and self._state[first] == 2
+            ):  # its first name is not put in place: this name is the first that is
                 self._state[first] = 1
                 fd = os.open(new, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
                 try:
@@ -398,7 +425,14 @@ class Receiver:
                 self.owners.link(place, new, header.path, old)
             return
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS):
+            if error.errno not in (
+                errno.EPERM,
+                errno.EOPNOTSUPP,
+                errno.ENOTSUP,
+                errno.EMLINK,
+                errno.EXDEV,
+                errno.ENOSYS,
+            ):
                 raise
         source = (
             source_place.open_file(b"new/%d" % first)
@@ -408,7 +442,11 @@ class Receiver:
             else self.target.open_file(header.target)
         )
         if source is None:
-            raise refused(f"{shown(header.target)} vanished while it was exported", "destination_changed", path=shown(header.target))
+            raise refused(
+                f"{shown(header.target)} vanished while it was exported",
+                "destination_changed",
+                path=shown(header.target),
+            )
         try:
             fd = self._new(n, header.path)
             try:
@@ -429,7 +467,12 @@ class Receiver:
         return Step(b"h", True, header.mode, None, header.path, *figures)
 
     def _new(self, n: int, path: bytes) -> int:
-        return os.open(b"new/%d" % n, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._place(path).fd)
+        return os.open(
+            b"new/%d" % n,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+            0o600,
+            dir_fd=self._place(path).fd,
+        )
 
     @staticmethod
     def _finish(fd: int, header: pax.Header) -> None:
@@ -473,7 +516,9 @@ class Receiver:
             return None
         return self.target.open_file(header.path)
 
-    def _complete(self, fd: int | None, header: pax.Header, old: os.stat_result | None, *, stays: bool) -> None:
+    def _complete(
+        self, fd: int | None, header: pax.Header, old: os.stat_result | None, *, stays: bool
+    ) -> None:
         """Give a staged file its owner, mode and time; in a dry run (no file) foresee the owner. `stays`: it
         is not put in place, and only a later name of it may be.
         """
@@ -514,7 +559,11 @@ class Receiver:
             if self.stage is not None and self.target is not None:
                 source = self.target.open_file(header.path)
                 if source is None or not os.path.samestat(os.fstat(source), held.status):
-                    raise refused(f"{shown(header.path)} changed while it was exported", "destination_changed", path=shown(header.path))
+                    raise refused(
+                        f"{shown(header.path)} changed while it was exported",
+                        "destination_changed",
+                        path=shown(header.path),
+                    )
                 try:
                     place = self._place(header.path)
                     with copied(source, place, b"new/%d" % n, held.status) as fd:
@@ -522,7 +571,9 @@ class Receiver:
                         self._finish(fd, header)
                 finally:
                     os.close(source)
-                self.stage.put(n, Step(b"f", True, header.mode, None, header.path, held.status.st_size, header.mtime_ns))
+                self.stage.put(
+                    n, Step(b"f", True, header.mode, None, header.path, held.status.st_size, header.mtime_ns)
+                )
                 self._see(n, header.path)
             else:
                 self.owners.foresee(header.path, held.status)
@@ -624,7 +675,11 @@ class Receiver:
         above, _, name = path.rpartition(b"/")
         if self._listing is None or self._listing[0] != above:
             self._listing = (above, set(self.target.names(above)))
-        same = () if name in self._listing[1] else [there for there in self._listing[1] if folded(there) == folded(name)]
+        same = (
+            ()
+            if name in self._listing[1]
+            else [there for there in self._listing[1] if folded(there) == folded(name)]
+        )
         return (above + b"/" if above else b"") + same[0] if same else None
 
 

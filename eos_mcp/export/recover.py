@@ -18,7 +18,8 @@ from eos_mcp.export.voucher import Said, Voucher, find_records
 from eos_mcp.workspace.staging_prefix import PREFIX
 
 TRY_AGAIN = (
-    "see to it that the destination can be written and has space, then repeat the call: it takes that export back first. What it moved out of "
+    "see to it that the destination can be written and has space, then repeat the call: it takes that "
+    "export back first. What it moved out of "
     "the way lies in the directory that staging names, which is kept until then"
 )
 
@@ -76,16 +77,25 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
     except OSError as error:
         voucher.close()
         said = voucher.said
-        details: dict[str, Any] = {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name)), "hint": TRY_AGAIN}
-        message = f"export: an earlier export to {said.dest} was interrupted and cannot be rolled back: {error}"
+        details: dict[str, Any] = {
+            "path": said.dest,
+            "staging": os.path.join(said.home, os.fsdecode(said.name)),
+            "hint": TRY_AGAIN,
+        }
+        message = (
+            f"export: an earlier export to {said.dest} was interrupted and cannot be rolled back: {error}"
+        )
         if error.errno == errno.ENODEV:
             where = os.path.join(said.dest, os.fsdecode(error.filename))
             message = (
-                f"export: an earlier export to {said.dest} was interrupted, and {where} was a file system of its own that is not there now"
+                f"export: an earlier export to {said.dest} was interrupted, and {where} was a file "
+                f"system of its own that is not there now"
             )
             details["hint"] = (
-                f"mount it at {where} again and repeat the call; other directories and archives can be exported to meanwhile. If it is gone for "
-                f"good, move {voucher.path} to another directory: {details['staging']} then stays, and has in undo what that export had replaced"
+                f"mount it at {where} again and repeat the call; other directories and archives can be "
+                f"exported to meanwhile. If it is gone for "
+                f"good, move {voucher.path} to another directory: {details['staging']} then stays, and has "
+                f"in undo what that export had replaced"
             )
         raise OperationError(OPERATION_FAILED, message, details, reason="rollback_failed") from error
     finally:
@@ -109,7 +119,11 @@ def _take_back(stage: ExportStage, home: DirTree, voucher: Voucher) -> bool:
     target: DirTree | None = None
     done = False
     try:
-        name = b"" if voucher.said.home == voucher.said.dest else os.fsencode(os.path.basename(voucher.said.dest))
+        name = (
+            b""
+            if voucher.said.home == voucher.said.dest
+            else os.fsencode(os.path.basename(voucher.said.dest))
+        )
         if not name:
             target = DirTree(os.dup(home.fd))
         elif (there := home.lstat(name)) is not None and stat.S_ISDIR(there.st_mode):
@@ -166,7 +180,8 @@ def check_unfinished(dest: str, folder: str) -> None:
             "hint": "the next export without dry_run rolls it back first",
         }
         message = (
-            f"export: an earlier export to {said.dest} was interrupted while it changed it; a dry run cannot tell what comes after that"
+            f"export: an earlier export to {said.dest} was interrupted while it changed it; a dry run "
+            f"cannot tell what comes after that"
         )
         raise OperationError(OPERATION_FAILED, message, details, reason="export_unfinished")
 
@@ -184,7 +199,9 @@ def settle(workspace: str, folder: str) -> None:
         for said in found.alive:
             if is_changing(said):
                 message = f"workspace {workspace}: an export to {said.dest} is changing it now"
-                raise OperationError(OPERATION_FAILED, message, {"path": workspace, "retryable": True}, reason="in_flight")
+                raise OperationError(
+                    OPERATION_FAILED, message, {"path": workspace, "retryable": True}, reason="in_flight"
+                )
         while waiting:
             _recover_one(waiting.pop(0), no_step)
     finally:
@@ -193,7 +210,7 @@ def settle(workspace: str, folder: str) -> None:
 
 
 def is_changing(said: Said) -> bool:
-    """Tell whether an export has begun to change its destination, and has neither finished nor rolled back."""
+    """Tell whether an export has begun to change its destination, and has neither finished nor rolled back."""  # noqa: E501
     home = said.open_home()
     if home is None:
         return False
@@ -232,7 +249,11 @@ def strangers(dest: str, own: ExportStage | None) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             for name in os.listdir(os.fsencode(directory)):
                 path = os.path.join(os.fsencode(directory), name)
-                if name.startswith(start) and (own is None or name != own.voucher.said.name) and stat.S_ISDIR(os.lstat(path).st_mode):
+                if (
+                    name.startswith(start)
+                    and (own is None or name != own.voucher.said.name)
+                    and stat.S_ISDIR(os.lstat(path).st_mode)
+                ):
                     found.append(path.decode("utf-8", "replace"))
     if not found:
         return {}

@@ -50,11 +50,15 @@ def check(dest: str, *, overwrite: bool) -> None:
     if what.startswith("an archive"):
         hint += "; on_conflict overwrite loses it"
     message = f"export to {dest}: {what} lies there and would be replaced; nothing was written"
-    raise OperationError(OPERATION_FAILED, message, {"path": dest, "dest": dest, "hint": hint}, reason="export_conflict")
+    raise OperationError(
+        OPERATION_FAILED, message, {"path": dest, "dest": dest, "hint": hint}, reason="export_conflict"
+    )
 
 
 def _first_block(path: str) -> tuple[bool, bytes]:
-    """Read if it is compressed with zstd, and the first 512 bytes of the content, fewer where there are fewer or they cannot be read."""
+    """Read if it is compressed with zstd, and the first 512 bytes of the content, fewer where there are fewer
+    or they cannot be read.
+    """
     with _opened(path) as fd:
         head = os.read(fd, pax.BLOCK)
         if not head.startswith(_ZSTD):
@@ -63,7 +67,10 @@ def _first_block(path: str) -> tuple[bool, bytes]:
 
         os.lseek(fd, 0, os.SEEK_SET)
         try:
-            with open(fd, "rb", closefd=False) as file, zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX).stream_reader(file) as out:
+            with (
+                open(fd, "rb", closefd=False) as file,
+                zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX).stream_reader(file) as out,
+            ):
                 return True, out.read(pax.BLOCK)
         except zstandard.ZstdError:
             return True, head

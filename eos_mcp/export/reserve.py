@@ -1,7 +1,8 @@
 """Reserved space for records of exports on a full disk: files of zeros, made while there is room. One becomes
 the record and is overwritten in place.
 
-    <state>/exports/<n>.reserve     64 KiB each; renamed to `<random>.record` where the disk has no room for a new file, and back when it is dropped
+    <state>/exports/<n>.reserve     64 KiB each; renamed to `<random>.record` where the disk has no room for a
+    new file, and back when it is dropped
 
 So an export to another disk needs no space on the full one. A record in such a file has the same lines,
 followed by zero bytes.
@@ -56,7 +57,9 @@ def take(folder: str, name: str) -> int | None:
         try:
             found = os.fstat(fd)
             ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_size == SIZE
-            if ours and lock(fd) and os.path.samestat(found, os.lstat(path)):  # no other process has renamed it
+            if (
+                ours and lock(fd) and os.path.samestat(found, os.lstat(path))
+            ):  # no other process has renamed it
                 os.rename(path, os.path.join(folder, name))
                 return fd
         except OSError:

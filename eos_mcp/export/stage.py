@@ -102,12 +102,23 @@ class ExportStage:
     closes.
     """
 
-    def __init__(self, home: DirTree, tree: DirTree, voucher: Voucher, step: StepHook, *, create: bool, form: int = FORMAT) -> None:
+    def __init__(
+        self,
+        home: DirTree,
+        tree: DirTree,
+        voucher: Voucher,
+        step: StepHook,
+        *,
+        create: bool,
+        form: int = FORMAT,
+    ) -> None:
         self.home, self.tree, self.voucher, self.step, self.form = home, tree, voucher, step, form
         self.annexes = Annexes(tree)
         how = _OPEN | (os.O_CREAT | os.O_EXCL if create else 0)
         with contextlib.ExitStack() as stack:
-            self._plan = stack.enter_context(os.fdopen(os.open(b"plan", how, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16))
+            self._plan = stack.enter_context(
+                os.fdopen(os.open(b"plan", how, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16)
+            )
             self._clears = os.fdopen(os.open(b"clears", how, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16)
             stack.pop_all()
         self._at = array("Q")
@@ -121,7 +132,9 @@ class ExportStage:
         return os.path.join(self.voucher.said.home, os.fsdecode(self.voucher.said.name))
 
     @classmethod
-    def create(cls, folder: str, home: DirTree, home_path: str, dest: str, tag: str, step: StepHook = no_step) -> ExportStage:
+    def create(
+        cls, folder: str, home: DirTree, home_path: str, dest: str, tag: str, step: StepHook = no_step
+    ) -> ExportStage:
         """Make one in `home`. Its record in `folder` is written first, so that a kill leaves no unknown
         directory.
         """
@@ -137,7 +150,9 @@ class ExportStage:
             stack.callback(tree.close)
             if os.fstat(tree.fd).st_uid != os.geteuid() or os.listdir(tree.fd) or not lock(tree.fd):
                 where = os.path.join(home_path, os.fsdecode(name))
-                raise OSError(errno.EAGAIN, "the staging directory was replaced as soon as it was made", where)
+                raise OSError(
+                    errno.EAGAIN, "the staging directory was replaced as soon as it was made", where
+                )
             step("export.bind")
             voucher.bind(tree.fd)
             stack.callback(_empty, tree)
@@ -211,7 +226,9 @@ class ExportStage:
         """Write the state so that it survives a power cut."""
         state: dict[str, Any] = {"format": self.form, "phase": phase, "created": self.created}
         if phase == "ready":
-            state |= {name: self._code_of(file) for name, file in (("plan", self._plan), ("clears", self._clears))}
+            state |= {
+                name: self._code_of(file) for name, file in (("plan", self._plan), ("clears", self._clears))
+            }
         data = json.dumps({**state, "mac": _code(self.voucher.said, state)}).encode()
         how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         fd = os.open(b"state.new", how, 0o600, dir_fd=self.tree.fd)
@@ -312,7 +329,11 @@ class ExportStage:
         letter, staged, mode, old, size, *figures = record.unpack(head)
         path = self._plan.read(size)
         self._plan.seek(0, 2)
-        return Step(letter, bool(staged), mode, None if old == _NO_MODE else old, path, *figures) if len(path) == size else None
+        return (
+            Step(letter, bool(staged), mode, None if old == _NO_MODE else old, path, *figures)
+            if len(path) == size
+            else None
+        )
 
     def steps(self) -> Iterator[tuple[int, Step]]:
         """Yield all steps in order; the file's offset does not change."""
@@ -327,7 +348,17 @@ class ExportStage:
                     raise OSError(errno.EIO, "the plan of the export is cut short", self.path)
                 held, at = held + data, at + len(data)
             letter, staged, mode, old, _, *figures = record.unpack_from(held)
-            yield n, Step(letter, bool(staged), mode, None if old == _NO_MODE else old, held[record.size : size], *figures)
+            yield (
+                n,
+                Step(
+                    letter,
+                    bool(staged),
+                    mode,
+                    None if old == _NO_MODE else old,
+                    held[record.size : size],
+                    *figures,
+                ),
+            )
             held = held[size:]
 
     def backwards(self) -> Iterator[tuple[int, Step]]:
@@ -369,7 +400,9 @@ class ExportStage:
                 self._place(target, n, what)
                 note(what.path)
             elif what.letter == b"d" and what.old_mode is not None and what.old_mode & 0o700 != 0o700:
-                target.chmod(what.path, what.old_mode | 0o700)  # so that its entries can be changed; the last pass sets its mode
+                target.chmod(
+                    what.path, what.old_mode | 0o700
+                )  # so that its entries can be changed; the last pass sets its mode
         for _, what in self.backwards():
             if what.old_mode is not None or (what.letter == b"d" and what.staged and what.mode != 0o700):
                 self.step("export.mode")
@@ -403,7 +436,13 @@ class ExportStage:
                     raise OSError(errno.EPERM, "a directory replaces nothing by rename")
                 target.link(what.path, stage, undo)
             except OSError as error:
-                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+                if error.errno not in (
+                    errno.EPERM,
+                    errno.EOPNOTSUPP,
+                    errno.ENOTSUP,
+                    errno.EMLINK,
+                    errno.ENOSYS,
+                ):
                     raise OSError(error.errno, error.strerror, what.path) from None
                 target.move(what.path, stage, undo)
         self.step("export.in")
@@ -417,7 +456,9 @@ class ExportStage:
         for n, what in self.steps():
             if (stage := self.annexes.of(what.path)) is None:
                 continue
-            if what.letter == b"d" and (what.old_mode is not None or (what.staged and stage.lstat(b"new/%d" % n) is None)):
+            if what.letter == b"d" and (
+                what.old_mode is not None or (what.staged and stage.lstat(b"new/%d" % n) is None)
+            ):
                 found = target.lstat(what.path)
                 if found is not None and stat.S_ISDIR(found.st_mode) and found.st_mode & 0o700 != 0o700:
                     target.chmod(what.path, stat.S_IMODE(found.st_mode) | 0o700)
@@ -442,10 +483,18 @@ class ExportStage:
         link.
         """
         found = target.lstat(what.path)
-        if found is None or (what.letter == b"d") != stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
+        if (
+            found is None
+            or (what.letter == b"d") != stat.S_ISDIR(found.st_mode)
+            or stat.S_ISLNK(found.st_mode)
+        ):
             return
         mode = stat.S_IMODE(found.st_mode)
-        if mode != old_mode and mode in (what.mode, old_mode | 0o700, what.mode | 0o700) and (what.letter == b"d" or found.st_nlink == 1):
+        if (
+            mode != old_mode
+            and mode in (what.mode, old_mode | 0o700, what.mode | 0o700)
+            and (what.letter == b"d" or found.st_nlink == 1)
+        ):
             target.chmod(what.path, old_mode)
 
     def _take_back(self, target: DirTree, n: int, what: Step) -> None:
@@ -487,7 +536,10 @@ class ExportStage:
         old = _NO_MODE if what.old_mode is None else what.old_mode
         figures = (what.size, what.mtime_ns) if self.form > 2 else ()
         try:
-            return _RECORDS[self.form].pack(what.letter, what.staged, what.mode, old, len(what.path), *figures) + what.path
+            return (
+                _RECORDS[self.form].pack(what.letter, what.staged, what.mode, old, len(what.path), *figures)
+                + what.path
+            )
         except struct.error:
             raise OSError(errno.EINVAL, "no time or size that a file has", what.path) from None
 
@@ -498,7 +550,9 @@ def _no_plan(path: bytes) -> OSError:
 
 def _code(said: Said, state: dict[str, Any]) -> str:
     """Return the HMAC of a state, without the key `mac`."""
-    what = json.dumps([said.name.decode(), {key: value for key, value in state.items() if key != "mac"}], sort_keys=True)
+    what = json.dumps(
+        [said.name.decode(), {key: value for key, value in state.items() if key != "mac"}], sort_keys=True
+    )
     return hmac.new(said.key, what.encode(), "sha256").hexdigest()
 
 

@@ -182,14 +182,19 @@ class ExportStream:
         self._held: memoryview | None = None  # of a file that came in a run
         self._content_digest = ContentHash(plain=self._plain)
         self._largest: list[tuple[int, bytes]] = []  # of the files so far those with the most bytes
-        if self.header.get("format") not in (1, 2, 3, 4) or type(self.header.get("manifest_version")) is not int:
+        if (
+            self.header.get("format") not in (1, 2, 3, 4)
+            or type(self.header.get("manifest_version")) is not int
+        ):
             raise refused("the stream's first line is not one that this version understands", "bad_stream")
         self.index = PathIndex()
 
     def __enter__(self) -> ExportStream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._hasher is not None:
             self._hasher.shutdown()
         self.index.close()
@@ -221,11 +226,15 @@ class ExportStream:
 
     def _receive(self, size: int) -> None:
         if not size:
-            raise refused("the forwarded stream ended before its trailer", "export_interrupted", retryable=True)
+            raise refused(
+                "the forwarded stream ended before its trailer", "export_interrupted", retryable=True
+            )
         self.received += size
         cap = self._limits.max_stream_bytes
         if cap is not None and self.received > cap:
-            raise refused(f"export stream cap exceeded: more than {cap} bytes were received", "stream_cap", limit=cap)
+            raise refused(
+                f"export stream cap exceeded: more than {cap} bytes were received", "stream_cap", limit=cap
+            )
 
     def _line(self, name: str) -> dict[str, Any]:
         with _reading():
@@ -248,7 +257,9 @@ class ExportStream:
         kept: dict[str, Any] = dict(details) if isinstance(details, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if error.get("kind") == "unknown_op":
             kept["daemon_op"] = "export_layerstack"
-        raise OperationError(OPERATION_FAILED, str(error.get("message", "the sandbox refused the export")), kept)
+        raise OperationError(
+            OPERATION_FAILED, str(error.get("message", "the sandbox refused the export")), kept
+        )
 
     def _fill(self) -> bool:
         """Have at least one byte of a frame; False at the end of the frames. Reads a frame together with the
@@ -258,7 +269,9 @@ class ExportStream:
             if self._ended:
                 return False
             if self._frame_left:
-                data = self._read(min(self._frame_left, PIECE_BYTES) + (4 if self._frame_left <= PIECE_BYTES else 0))
+                data = self._read(
+                    min(self._frame_left, PIECE_BYTES) + (4 if self._frame_left <= PIECE_BYTES else 0)
+                )
                 mine = memoryview(data)[: self._frame_left]
                 self._length = data[len(mine) :]
                 self._frame_left -= len(mine)
@@ -275,7 +288,9 @@ class ExportStream:
             self._length = b""
             self._ended = not self._frame_left
             if self._frame_left > MAX_FRAME_BYTES:
-                raise refused(f"a frame of {self._frame_left} bytes, at most {MAX_FRAME_BYTES} are taken", "bad_stream")
+                raise refused(
+                    f"a frame of {self._frame_left} bytes, at most {MAX_FRAME_BYTES} are taken", "bad_stream"
+                )
         return True
 
     def _too_large(self) -> None:
@@ -288,7 +303,8 @@ class ExportStream:
             limit=cap,
             setting=CAP_SETTING,
             paths=[{"path": shown(path), "bytes": size} for size, path in largest],
-            hint=f"raise {CAP_SETTING} in the gateway's configuration, or publish without these files; holes of sparse files do not count",
+            hint=f"raise {CAP_SETTING} in the gateway's configuration, or publish without these files; "
+            f"holes of sparse files do not count",
         )
 
     def _take(self, n: int, *, hashed: bool = True) -> bytes:
@@ -359,7 +375,9 @@ class ExportStream:
     def _run(self, header: pax.Header, last: bytes) -> StreamRun:
         """All of a run, checked as `_check` does an entry, and each file by its digest."""
         if self.header.get("format") != 4 or header.size > RUN_MAX:
-            raise refused(f"a run of {header.size} bytes, which this form of the stream does not have", "bad_stream")
+            raise refused(
+                f"a run of {header.size} bytes, which this form of the stream does not have", "bad_stream"
+            )
         table = self._take(header.table)
         data = memoryview(self._take(header.size - header.table, hashed=False))
         self._take(-header.size % pax.BLOCK)
@@ -368,12 +386,18 @@ class ExportStream:
             raise refused("the rows of a run are damaged, or not of its bytes", "bad_stream")
         self.count += len(rows)
         if self.count > (cap := self._limits.max_apply_entries):
-            raise refused(f"entry-count cap exceeded: the export has more than {cap} entries", "entry_cap", limit=cap)
+            raise refused(
+                f"entry-count cap exceeded: the export has more than {cap} entries", "entry_cap", limit=cap
+            )
         if self.tar_bytes > self._limits.max_decompressed_bytes:
             self._too_large()
         paths = [row.path for row in rows]
         if not (paths[0] > last and all(map(operator.lt, paths, paths[1:]))):
-            raise refused(f"entry {shown(paths[0])} or one in its run is out of order", "bad_entry", path=shown(paths[0]))
+            raise refused(
+                f"entry {shown(paths[0])} or one in its run is out of order",
+                "bad_entry",
+                path=shown(paths[0]),
+            )
         self.index.add_all(rows)
         above: bytes | None = None
         at = 0
@@ -382,15 +406,26 @@ class ExportStream:
             parent = path.rpartition(b"/")[0]
             if parent != above:
                 if parent and self._letter(parent) != b"d":
-                    raise refused(f"entry {shown(path)} lies in no directory of the stream", "bad_entry", path=shown(path))
+                    raise refused(
+                        f"entry {shown(path)} lies in no directory of the stream",
+                        "bad_entry",
+                        path=shown(path),
+                    )
                 above = parent
             if directory:
                 self._remember(path, b"d")
                 continue
             if mode & SPECIAL_BITS or size >= FILE_MAX:
-                raise refused(f"file {shown(path)} is none that may come in a run", "bad_entry", path=shown(path))
+                raise refused(
+                    f"file {shown(path)} is none that may come in a run", "bad_entry", path=shown(path)
+                )
             if hashlib.sha256(data[at : at + size]).hexdigest().encode() != digest:
-                raise refused(f"the content of {shown(path)} is not what was published", "stream_corrupt", path=shown(path), retryable=True)
+                raise refused(
+                    f"the content of {shown(path)} is not what was published",
+                    "stream_corrupt",
+                    path=shown(path),
+                    retryable=True,
+                )
             at += size
         return StreamRun(rows, data)
 
@@ -398,17 +433,27 @@ class ExportStream:
         """Take the base's entry at a path; these come before the first entry of the delta, on request."""
         self._told_count += 1
         if self._told_count > (cap := self._limits.max_apply_entries):
-            raise refused(f"entry-count cap exceeded: the sandbox tells of more than {cap} entries of its base", "entry_cap", limit=cap)
+            raise refused(
+                f"entry-count cap exceeded: the sandbox tells of more than {cap} entries of its base",
+                "entry_cap",
+                limit=cap,
+            )
         _check_name(header.path, "entry")
         if self.told is None or self.count:
-            raise refused(f"entry {shown(header.path)} tells of the base, which nobody asked for", "bad_entry", path=shown(header.path))
+            raise refused(
+                f"entry {shown(header.path)} tells of the base, which nobody asked for",
+                "bad_entry",
+                path=shown(header.path),
+            )
         self.told(header)
 
     def _check(self, header: pax.Header, last: bytes) -> None:
         path = header.path
         self.count += 1
         if self.count > (cap := self._limits.max_apply_entries):
-            raise refused(f"entry-count cap exceeded: the export has more than {cap} entries", "entry_cap", limit=cap)
+            raise refused(
+                f"entry-count cap exceeded: the export has more than {cap} entries", "entry_cap", limit=cap
+            )
         _check_name(path, "entry")
         if header.size:
             heapq.heappush(self._largest, (header.size, path))
@@ -416,7 +461,9 @@ class ExportStream:
                 heapq.heappop(self._largest)
         if header.sparse and self.header.get("format") not in (3, 4):
             raise refused(
-                f"file {shown(path)} comes with holes, which this form of the stream does not have", "bad_entry", path=shown(path)
+                f"file {shown(path)} comes with holes, which this form of the stream does not have",
+                "bad_entry",
+                path=shown(path),
             )
         if self.tar_bytes - len(self._piece) + header.size > self._limits.max_decompressed_bytes:
             self._too_large()
@@ -424,12 +471,15 @@ class ExportStream:
             raise refused(f"entry {shown(path)} is out of order", "bad_entry", path=shown(path))
         parent = path.rpartition(b"/")[0]
         if parent and self._letter(parent) != b"d":
-            raise refused(f"entry {shown(path)} lies in no directory of the stream", "bad_entry", path=shown(path))
+            raise refused(
+                f"entry {shown(path)} lies in no directory of the stream", "bad_entry", path=shown(path)
+            )
         if header.type == pax.HARD_LINK:
             _check_name(header.target, f"hard link {shown(path)} to")
             if self._letter(header.target) != b"f":
                 raise refused(
-                    f"hard link {shown(path)} to {shown(header.target)}, which is no earlier file of the stream",
+                    f"hard link {shown(path)} to {shown(header.target)}, which is no earlier file of "
+                    f"the stream",
                     "bad_entry",
                     path=shown(path),
                 )
@@ -540,7 +590,12 @@ class ExportStream:
             self._hash(memoryview(b""))
             if self._content_digest.digest().hex().encode() != self._content.sha256:
                 path = shown(self._content.path)
-                raise refused(f"the content of {path} is not what was published", "stream_corrupt", path=path, retryable=True)
+                raise refused(
+                    f"the content of {path} is not what was published",
+                    "stream_corrupt",
+                    path=path,
+                    retryable=True,
+                )
             self._content_digest = ContentHash(plain=self._plain)
             self._content = None
         if self._padding:
@@ -558,7 +613,11 @@ class ExportStream:
             or trailer.get("tar_bytes") != self.tar_bytes
             or trailer.get("entries") != self.count + self._told_count
         ):
-            raise refused("the stream does not match its trailer: bytes were lost or changed", "stream_corrupt", retryable=True)
+            raise refused(
+                "the stream does not match its trailer: bytes were lost or changed",
+                "stream_corrupt",
+                retryable=True,
+            )
         return trailer
 
 
@@ -607,6 +666,10 @@ def _reading() -> Generator[None]:
     try:
         yield
     except TimeoutError:
-        raise refused("the sandbox sent nothing until the deadline", "export_stalled", retryable=True) from None
+        raise refused(
+            "the sandbox sent nothing until the deadline", "export_stalled", retryable=True
+        ) from None
     except OSError as error:
-        raise refused(f"the connection that forwards the stream was lost: {error}", "export_interrupted", retryable=True) from None
+        raise refused(
+            f"the connection that forwards the stream was lost: {error}", "export_interrupted", retryable=True
+        ) from None

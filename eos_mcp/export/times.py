@@ -98,7 +98,9 @@ def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, in
     """
     files = [(n, what) for n in sorted(times) if (what := stage[n]).staged and what.letter in (b"f", b"h")]
     for n, what in files:
-        os.utime(b"new/%d" % n, ns=(times[n], times[n]), dir_fd=stage.place(what.path).fd, follow_symlinks=False)
+        os.utime(
+            b"new/%d" % n, ns=(times[n], times[n]), dir_fd=stage.place(what.path).fd, follow_symlinks=False
+        )
     for n, what in files:
         status = stage.place(what.path).lstat(b"new/%d" % n)
         if status is not None:
@@ -126,7 +128,9 @@ def _others(target: DirTree, index: PathIndex, base: DirTree | None) -> Iterator
                 continue
             if not stat.S_ISREG(status.st_mode) or index.find(path) is not None:
                 continue
-            if (not rules.ignored(text, False) or named(by_hand, text)) and _is_another(target, path, status, base):
+            if (not rules.ignored(text, False) or named(by_hand, text)) and _is_another(
+                target, path, status, base
+            ):
                 yield status.st_mtime_ns
 
 

@@ -1,11 +1,12 @@
 """The record of each running export in the gateway's state directory. Only a staging with a record is ever
 taken over.
 
-    <state>/exports/<random>.record     locked with flock(2) for as long as its export lives; two lines of JSON
+    <state>/exports/<random>.record     locked with flock(2) for as long as its export lives; two lines of
+    JSON
         {"format", "kind": dir | archive, "dest", "home", "home_id", "name", "key", "boot"}
-        {"id"}                          the device and the inode of the staging, appended before anything is put into it
-        {"annex", "home_id", "volatile"} then {"annex", "id"}: the same of one on another file system in the
-        destination (`export.annex`)
+        {"id"}                          the device and the inode of the staging, appended before anything is
+        put into it {"annex", "home_id", "volatile"} then {"annex", "id"}: the same of one on another file
+        system in the destination (`export.annex`)
 
 A destination's content comes from sandboxes, clones and other people, so nothing that lies there is believed:
 what a crash left is looked for from here, by name, inode and device, and its journal has to carry a code made
@@ -73,12 +74,18 @@ class Said(NamedTuple):
         """Tell whether `status` is of the recorded file. Device numbers may change with a boot, inode numbers
         do not.
         """
-        return one is not None and one[1] == status.st_ino and (one[0] == status.st_dev or self.boot != boot_id())
+        return (
+            one is not None
+            and one[1] == status.st_ino
+            and (one[0] == status.st_dev or self.boot != boot_id())
+        )
 
     def staging(self, home: DirTree) -> os.stat_result | None:
-        """Return the stat of the staging in `home`, if its name has the recorded inode and it is this user's."""
+        """Return the stat of the staging in `home`, if its name has the recorded inode and it is this user's."""  # noqa: E501
         found = home.lstat(self.name)
-        return found if found is not None and found.st_uid == os.geteuid() and self.is_(self.id, found) else None
+        return (
+            found if found is not None and found.st_uid == os.geteuid() and self.is_(self.id, found) else None
+        )
 
     def open_home(self) -> DirTree | None:
         """Open the parent of the staging; None: it is gone, or another directory has its path."""
@@ -100,7 +107,9 @@ class Voucher:
         self._fd = fd
 
     @classmethod
-    def create(cls, folder: str, *, kind: str, dest: str, home: str, home_fd: int, tag: str = "", ending: str = "") -> Voucher:
+    def create(
+        cls, folder: str, *, kind: str, dest: str, home: str, home_fd: int, tag: str = "", ending: str = ""
+    ) -> Voucher:
         """Write the durable record of a staging that is made next, under a random name that others cannot
         predict.
         """
@@ -152,7 +161,9 @@ class Voucher:
         """Record the inode of an annex, as `bind`."""
         found = identity(os.fstat(fd))
         _append(self._fd, {"annex": os.fsdecode(path), "id": found})
-        self.said = self.said._replace(annexes=tuple(a._replace(id=found) if a.path == path else a for a in self.said.annexes))
+        self.said = self.said._replace(
+            annexes=tuple(a._replace(id=found) if a.path == path else a for a in self.said.annexes)
+        )
 
     def close(self) -> None:
         """Release the lock and keep the record for the next export. May be called again."""
@@ -179,7 +190,9 @@ class VoucherRecords(NamedTuple):
     """Records of running exports."""
 
 
-def find_records(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False) -> VoucherRecords:
+def find_records(
+    folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False
+) -> VoucherRecords:
     """Read the records of exports to `dest` (resolved, absolute), to a directory in it or to one that it lies
     in.
 
@@ -224,12 +237,24 @@ class _Here:
 
     def concerns(self, said: Said) -> bool:
         if self.archive or said.kind != "dir":
-            return self.archive and said.kind == "archive" and (said.home == self.parent or self._same(said, self.above))
-        return _within(said.dest, self.dest) or _within(self.dest, said.dest) or self._renamed(said) is not None
+            return (
+                self.archive
+                and said.kind == "archive"
+                and (said.home == self.parent or self._same(said, self.above))
+            )
+        return (
+            _within(said.dest, self.dest) or _within(self.dest, said.dest) or self._renamed(said) is not None
+        )
 
     def moved(self, said: Said) -> Said:
         """Return the record with the present path of its staging: a directory may have been renamed since."""
-        home = self.parent if self.archive and self._same(said, self.above) else None if self.archive else self._renamed(said)
+        home = (
+            self.parent
+            if self.archive and self._same(said, self.above)
+            else None
+            if self.archive
+            else self._renamed(said)
+        )
         if home is None:
             return said
         return said._replace(home=home, dest=said.dest if self.archive else self.dest)
@@ -278,7 +303,16 @@ def _read(fd: int) -> Said | None:
         if not name.startswith(PREFIX) or b"/" in name:
             return None
         home_id, key = _pair(first["home_id"]), bytes.fromhex(first["key"])
-        said = Said(first["kind"], str(first["dest"]), str(first["home"]), home_id, name, key, str(first["boot"]), None)
+        said = Said(
+            first["kind"],
+            str(first["dest"]),
+            str(first["home"]),
+            home_id,
+            name,
+            key,
+            str(first["boot"]),
+            None,
+        )
         annexes: dict[bytes, Annexed] = {}
         for line in lines[1:-1]:  # complete lines: each ends with a newline
             more: dict[str, Any] = json.loads(line)
@@ -295,7 +329,11 @@ def _read(fd: int) -> Said | None:
         said = said._replace(annexes=tuple(annexes.values()))
     except (ValueError, KeyError, TypeError):
         return None
-    return said if said.kind in ("dir", "archive") and os.path.isabs(said.dest) and os.path.isabs(said.home) else None
+    return (
+        said
+        if said.kind in ("dir", "archive") and os.path.isabs(said.dest) and os.path.isabs(said.home)
+        else None
+    )
 
 
 def _pair(value: Any) -> Identity:
@@ -333,7 +371,9 @@ def _append(fd: int, value: dict[str, Any]) -> None:
     at = os.pread(fd, MAX_BYTES, 0).rfind(b"\n") + 1
     if at + len(data) > MAX_BYTES:
         raise OSError(
-            errno.E2BIG, f"the record of an export has room for {MAX_BYTES} bytes: too many file systems are mounted in the destination"
+            errno.E2BIG,
+            f"the record of an export has room for {MAX_BYTES} bytes: too many file systems are mounted in "
+            f"the destination",
         )
     while data:
         size = os.pwrite(fd, data, at)

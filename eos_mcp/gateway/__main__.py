@@ -7,8 +7,9 @@ import sys
 
 
 def _find_own_packages() -> None:
-    """Started by path: the packages that lie around this file are those of whoever started it. They stand before any other installed
-    copy and behind the standard library."""
+    """Started by path: the packages that lie around this file are those of whoever started it. They stand
+    before any other installed copy and behind the standard library.
+    """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     others = [index for index, entry in enumerate(sys.path) if os.path.isdir(os.path.join(entry, "eos_mcp"))]
     place = others[0] if others else len(sys.path)

@@ -1,4 +1,6 @@
-"""Listening sockets: a unix socket of mode 0600, TCP, or a descriptor that the client which started us had bound already."""
+"""Listening sockets: a unix socket of mode 0600, TCP, or a descriptor that the client which started us had
+bound already.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class ListenError(Exception):
 class Listener(NamedTuple):
     endpoint: GatewayEndpoint
     socket: socket.socket
-    identity: tuple[int, int] | None  # device and inode of a unix socket's file, so that only our own is ever removed
+    identity: (
+        tuple[int, int] | None
+    )  # device and inode of a unix socket's file, so that only our own is ever removed
 
 
 def inherited(fd: int, endpoint: GatewayEndpoint) -> Listener:
@@ -43,7 +47,9 @@ def unix(path: str) -> Listener:
             probe.settimeout(5)
             error = probe.connect_ex(path)
         if error not in (errno.ECONNREFUSED, errno.ENOENT):  # 0, or EAGAIN: its backlog is full
-            raise ListenError(f"something already listens at {endpoint}; stop it, or choose another --gateway-endpoint")
+            raise ListenError(
+                f"something already listens at {endpoint}; stop it, or choose another --gateway-endpoint"
+            )
         listening = sync.bind_unix(path)
     except OSError as error:
         raise ListenError(f"cannot listen at {endpoint}: {error.strerror or error}") from None
@@ -74,7 +80,9 @@ def tcp(endpoint: GatewayEndpoint) -> Listener:
             raise ListenError(f"port {endpoint.port} of {endpoint.host} is taken; {step}") from None
         raise ListenError(f"cannot listen at {endpoint}: {error.strerror or error}") from None
     listening.setblocking(False)
-    return Listener(GatewayEndpoint("tcp", host=endpoint.host, port=int(listening.getsockname()[1])), listening, None)
+    return Listener(
+        GatewayEndpoint("tcp", host=endpoint.host, port=int(listening.getsockname()[1])), listening, None
+    )
 
 
 def unlink_own(listener: Listener) -> None:

@@ -1,4 +1,6 @@
-"""Which process is the gateway of a state directory: a locked pid file. The kernel drops the lock with the process, whatever ends it."""
+"""Which process is the gateway of a state directory: a locked pid file. The kernel drops the lock with the
+process, whatever ends it.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def running_pid() -> int | None:
 
 
 def instance_id() -> str:
-    """The mark on this state directory's containers, minted once: two users or two test runs on one engine never adopt each other's."""
+    """The mark on this state directory's containers, minted once: two users or two test runs on one engine
+    never adopt each other's.
+    """
     path = os.path.join(paths.state_dir(), "instance_id")
     for _ in range(2):
         try:

@@ -1,8 +1,10 @@
-"""Requests that need nothing of the gateway but the way: on to the agent in one turn of the loop, the result back in another, by callbacks.
+"""Requests that need nothing of the gateway but the way: on to the agent in one turn of the loop, the result
+back in another, by callbacks.
 
-The long way (server, route, forward: a coroutine per request) is what decides; this takes from it what it would do unchanged. A request goes
-here when it lay there whole, is for an agent that is known to be ready, and a kept connection to that one is at rest. Whatever then comes but a
-result (an error, a connection that breaks, the end of the time) goes back to the long way as an Outcome, which words it. ADR 0027.
+The long way (server, route, forward: a coroutine per request) is what decides; this takes from it what it
+would do unchanged. A request goes here when it lay there whole, is for an agent that is known to be ready,
+and a kept connection to that one is at rest. Whatever then comes but a result (an error, a connection that
+breaks, the end of the time) goes back to the long way as an Outcome, which words it. ADR 0027.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ from eos_mcp.agent_client.line_socket import LineSocket, TooLong
 from eos_mcp.agent_client.pool import AgentPool, AgentTarget, Pooled
 
 LONGEST = 16 * 1024
-"""Bytes of a request that surely fit into the buffer of a connection at rest; a longer one takes the long way."""
+"""Bytes of a request that surely fit into the buffer of a connection at rest; a longer one takes the long
+way.
+"""
 
 
 class Outcome(NamedTuple):
-    """How a request ended that was sent to its agent here: the agent's line, without its newline, or why there is none."""
+    """How a request ended that was sent to its agent here: the agent's line, without its newline, or why
+    there is none.
+    """
 
     reply: bytes | OperationError
     started: float
@@ -63,8 +69,21 @@ class _Flight:
 
     __slots__ = ("address", "budget_s", "client", "data", "line", "proving", "request", "started", "target")
 
-    def __init__(self, client: socket.socket, request: Request, target: AgentTarget, data: bytes, budget_s: float | None) -> None:
-        self.client, self.request, self.target, self.data, self.budget_s = client, request, target, data, budget_s
+    def __init__(
+        self,
+        client: socket.socket,
+        request: Request,
+        target: AgentTarget,
+        data: bytes,
+        budget_s: float | None,
+    ) -> None:
+        self.client, self.request, self.target, self.data, self.budget_s = (
+            client,
+            request,
+            target,
+            data,
+            budget_s,
+        )
         self.started = time.monotonic()
         self.proving = False
         self.line: LineSocket
@@ -99,7 +118,9 @@ class Relay:
         pooled = self._forwarder.at_rest(target)
         if pooled is None:
             return False
-        flight = _Flight(client, request, target, data, catalog.budget_s(catalog.find(request.op), request.args))
+        flight = _Flight(
+            client, request, target, data, catalog.budget_s(catalog.find(request.op), request.args)
+        )
         self._flights.add(flight)
         if request.op == "exec_command":
             self._routes.executing.add((target.sandbox_id, request.request_id))
@@ -107,7 +128,9 @@ class Relay:
         return True
 
     async def finish(self, server: RelayServer, grace_s: float) -> None:
-        """Wait at most `grace_s` for requests in flight, then answer the rest with the error that the gateway stops."""
+        """Wait at most `grace_s` for requests in flight, then answer the rest with the error that the gateway
+        stops.
+        """
         if self._flights:
             self._empty = asyncio.Event()
             try:
@@ -116,7 +139,11 @@ class Relay:
             except TimeoutError:
                 details = {"reason": "gateway_stopping", "retryable": True}
                 for flight in list(self._flights):
-                    self._fail(server, flight, OperationError(SERVER_SHUTTING_DOWN, "the gateway is stopping", details))
+                    self._fail(
+                        server,
+                        flight,
+                        OperationError(SERVER_SHUTTING_DOWN, "the gateway is stopping", details),
+                    )
         self._deadlines.close()
 
     def _begin(self, server: RelayServer, flight: _Flight, pooled: Pooled) -> None:
@@ -127,7 +154,9 @@ class Relay:
             self._send(server, flight)
             return
         flight.proving = True
-        self._deadlines.set(flight, flight.started + pool.READY_TIMEOUT_S, lambda: self._give_back(server, flight))
+        self._deadlines.set(
+            flight, flight.started + pool.READY_TIMEOUT_S, lambda: self._give_back(server, flight)
+        )
         self._put(server, flight, pool.ping_data(flight.target))
 
     def _send(self, server: RelayServer, flight: _Flight) -> None:
@@ -135,7 +164,9 @@ class Relay:
         if flight.budget_s is None:
             self._deadlines.clear(flight)
         else:
-            self._deadlines.set(flight, flight.started + flight.budget_s, lambda: self._expired(server, flight))
+            self._deadlines.set(
+                flight, flight.started + flight.budget_s, lambda: self._expired(server, flight)
+            )
         self._put(server, flight, flight.data)
 
     def _put(self, server: RelayServer, flight: _Flight, data: bytes) -> None:

@@ -1,4 +1,6 @@
-"""Which hand answers a request: the gateway itself, a manager handler, or the agent of the sandbox that it names. First match wins."""
+"""Which hand answers a request: the gateway itself, a manager handler, or the agent of the sandbox that it
+names. First match wins.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,14 @@ class ManagerProtocol(Protocol):
 
     async def start(self) -> None: ...
     def handles(self, op: str, scope_kind: str) -> bool: ...
-    async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]: ...
+    async def handle(
+        self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]
+    ) -> dict[str, Any]: ...
     def target(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[AgentTarget]: ...
     def target_at_hand(self, sandbox_id: str) -> AgentTarget | None: ...
-    async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None: ...
+    async def explain(
+        self, sandbox_id: str, op: str, broken: OperationError | None
+    ) -> OperationError | None: ...
     def note_activity(self, sandbox_id: str) -> None: ...
     def note_silence(self, sandbox_id: str) -> None: ...
     def sandbox_count(self) -> int: ...
@@ -53,7 +59,12 @@ class Router:
     """Answers one decoded request; every failure leaves as an OperationError."""
 
     def __init__(
-        self, manager: ManagerProtocol, forwarder: AgentPool, *, info: Callable[[], dict[str, Any]], contract_results: bool
+        self,
+        manager: ManagerProtocol,
+        forwarder: AgentPool,
+        *,
+        info: Callable[[], dict[str, Any]],
+        contract_results: bool,
     ) -> None:
         self._manager, self._forwarder = manager, forwarder
         self._info, self._contract_results = info, contract_results
@@ -62,18 +73,30 @@ class Router:
     def straight(self, request: Request) -> AgentTarget | None:
         """As relay.Routes."""
         op, sandbox_id = request.op, request.sandbox_id
-        if sandbox_id is None or self._contract_results or op in NOT_STRAIGHT or self._manager.handles(op, "sandbox"):
+        if (
+            sandbox_id is None
+            or self._contract_results
+            or op in NOT_STRAIGHT
+            or self._manager.handles(op, "sandbox")
+        ):
             return None
         operation = catalog.find(op)
-        return None if operation is None or operation.scope == "system" else self._manager.target_at_hand(sandbox_id)
+        return (
+            None
+            if operation is None or operation.scope == "system"
+            else self._manager.target_at_hand(sandbox_id)
+        )
 
     def succeeded(self, request: Request) -> None:
         """As relay.Routes."""
         if request.op in REVISING and request.sandbox_id is not None:
             self._manager.note_activity(request.sandbox_id)
 
-    async def answer(self, request: Request, progress: Callable[[str], None], outcome: Outcome | None = None) -> dict[str, Any] | bytes:
-        """The reply, which may be an agent's error envelope; bytes are the line of an agent's result as it came.
+    async def answer(
+        self, request: Request, progress: Callable[[str], None], outcome: Outcome | None = None
+    ) -> dict[str, Any] | bytes:
+        """The reply, which may be an agent's error envelope; bytes are the line of an agent's result as it
+        came.
 
         Args:
             outcome: of a request that the relay has sent already.
@@ -89,13 +112,29 @@ class Router:
             result = error.kind
             raise
         finally:
-            if request.op in _LOGGED or result not in ("ok", INVALID_REQUEST, protocol.NOT_FOUND, protocol.OPERATION_FAILED):
+            if request.op in _LOGGED or result not in (
+                "ok",
+                INVALID_REQUEST,
+                protocol.NOT_FOUND,
+                protocol.OPERATION_FAILED,
+            ):
                 took_ms = round((time.monotonic() - started) * 1000, 1)
                 who = {"op": request.op, "request_id": request.request_id, "sandbox_id": request.sandbox_id}
-                log("request", **{key: value and value[:LOGGED_CHARACTERS] for key, value in who.items()}, result=result, took_ms=took_ms)
-        return only_contract(request.op, reply) if self._contract_results and not isinstance(reply, bytes) else reply
+                log(
+                    "request",
+                    **{key: value and value[:LOGGED_CHARACTERS] for key, value in who.items()},
+                    result=result,
+                    took_ms=took_ms,
+                )
+        return (
+            only_contract(request.op, reply)
+            if self._contract_results and not isinstance(reply, bytes)
+            else reply
+        )
 
-    async def _route(self, request: Request, progress: Callable[[str], None], outcome: Outcome | None) -> dict[str, Any] | bytes:
+    async def _route(
+        self, request: Request, progress: Callable[[str], None], outcome: Outcome | None
+    ) -> dict[str, Any] | bytes:
         op, sandbox_id = request.op, request.sandbox_id
         if sandbox_id is None and op == "gateway_info":
             return self._info()
@@ -105,10 +144,17 @@ class Router:
             self._after_manager(op, args, reply)
             return reply
         if sandbox_id is None:
-            raise OperationError(UNKNOWN_OP, f"unknown operation in system scope: {op}", {"operation": op}, reason="unknown_op")
+            raise OperationError(
+                UNKNOWN_OP, f"unknown operation in system scope: {op}", {"operation": op}, reason="unknown_op"
+            )
         operation = catalog.find(op)
         if op in INTERNAL_NAMES:
-            raise OperationError(INVALID_REQUEST, f"{op} is internal to manager and agent", {"operation": op}, reason="internal_operation")
+            raise OperationError(
+                INVALID_REQUEST,
+                f"{op} is internal to manager and agent",
+                {"operation": op},
+                reason="internal_operation",
+            )
         if operation is not None and operation.scope == "system":
             message = f"{op} is a manager operation: send it with system scope, sandbox_id inside args"
             raise OperationError(INVALID_REQUEST, message, {"operation": op}, reason="wrong_scope")
@@ -117,7 +163,9 @@ class Router:
             self._manager.note_activity(sandbox_id)
         return answer
 
-    async def _forward(self, sandbox_id: str, request: Request, outcome: Outcome | None) -> dict[str, Any] | bytes:
+    async def _forward(
+        self, sandbox_id: str, request: Request, outcome: Outcome | None
+    ) -> dict[str, Any] | bytes:
         op, args = request.op, request.args
         executing = (sandbox_id, request.request_id) if op == "exec_command" else None
         if executing is not None:
@@ -145,7 +193,9 @@ class Router:
                 raise told
         return reply
 
-    async def _line(self, sandbox_id: str, request: Request, args: Mapping[str, Any], outcome: Outcome | None) -> bytes:
+    async def _line(
+        self, sandbox_id: str, request: Request, args: Mapping[str, Any], outcome: Outcome | None
+    ) -> bytes:
         sent_at: float | None = None
         if outcome is not None:
             if isinstance(outcome.reply, bytes):
@@ -178,14 +228,20 @@ def base_info() -> dict[str, Any]:
 
 
 def only_contract(op: str, reply: dict[str, Any]) -> dict[str, Any]:
-    """Remove keys beyond the contract (`gateway.results: contract`); results of our own operations are unchanged."""
+    """Remove keys beyond the contract (`gateway.results: contract`); results of our own operations are
+    unchanged.
+    """
     operation = catalog.find(op)
     if operation is None or operation.ours or not operation.result or protocol.is_error(reply):
         return reply
     kept = _without_ours(operation.result, reply)
     records = kept.get("sandboxes")
     if isinstance(records, list):
-        shape = cast(Any, catalog.find("inspect_sandbox")).result if operation.domain == "manager" else operation.result
+        shape = (
+            cast(Any, catalog.find("inspect_sandbox")).result
+            if operation.domain == "manager"
+            else operation.result
+        )
         kept["sandboxes"] = [_without_ours(shape, record) for record in cast("list[dict[str, Any]]", records)]
     return kept
 
@@ -212,11 +268,15 @@ def _kind(reply: Mapping[str, Any] | bytes) -> str:
     if isinstance(reply, bytes) or not protocol.is_error(reply):
         return "ok"
     error = reply["error"]
-    return str(cast("dict[str, Any]", error).get("kind")) if isinstance(error, dict) else protocol.INTERNAL_ERROR
+    return (
+        str(cast("dict[str, Any]", error).get("kind")) if isinstance(error, dict) else protocol.INTERNAL_ERROR
+    )
 
 
 def _counts(reply: Mapping[str, Any] | bytes) -> bool:
-    """Return True when the call changed the sandbox, as a publish that failed only in closing the session has."""
+    """Return True when the call changed the sandbox, as a publish that failed only in closing the session
+    has.
+    """
     if isinstance(reply, bytes) or not protocol.is_error(reply):
         return True
     error = reply["error"]

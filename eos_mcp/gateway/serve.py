@@ -1,4 +1,6 @@
-"""Lifetime of a gateway: own the state directory, listen, start the manager, serve, stop when idle or by signal."""
+"""Lifetime of a gateway: own the state directory, listen, start the manager, serve, stop when idle or by
+signal.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class StartError(Exception):
 
 
 def run(chosen: ServeOptions) -> int:
-    """Serve until stopped; returns the exit status. What keeps it from serving is said on standard error, and to clients that already wait."""
+    """Serve until stopped; returns the exit status. What keeps it from serving is said on standard error, and
+    to clients that already wait.
+    """
     if chosen.listen_fd is not None:
         _close_others(chosen.listen_fd)
     owner = ownership.Ownership()
@@ -54,7 +58,9 @@ def run(chosen: ServeOptions) -> int:
                 _write_pid(extra_pid_file)
         except ConfigError as error:
             where = chosen.config_yaml
-            raise StartError(error.message if where is None or where in error.message else f"{where}: {error.message}") from None
+            raise StartError(
+                error.message if where is None or where in error.message else f"{where}: {error.message}"
+            ) from None
         except (ownership.AlreadyRunning, ListenError) as error:
             raise StartError(str(error)) from None
         except OperationError as error:
@@ -119,7 +125,9 @@ class _Life:
             )
             for warning in self._warnings():
                 log("config_invalid", error=warning)
-            await self._until_stopped(server, manager, gateway.idle_exit_s if self.chosen.listen_fd is not None else 0)
+            await self._until_stopped(
+                server, manager, gateway.idle_exit_s if self.chosen.listen_fd is not None else 0
+            )
             await self._leave(server)
         finally:
             with contextlib.suppress(TimeoutError):
@@ -134,14 +142,20 @@ class _Life:
             log("stopping", signal=name)
         self.stopping.set()
 
-    async def _until_stopped(self, server: GatewayServer, manager: ManagerProtocol, idle_exit_s: float) -> None:
+    async def _until_stopped(
+        self, server: GatewayServer, manager: ManagerProtocol, idle_exit_s: float
+    ) -> None:
         """Wait for a signal, or for `idle_exit_s` without a request and without a sandbox."""
         while not self.stopping.is_set():
             idle_s = time.monotonic() - server.last_request_at
             if idle_exit_s and not server.busy and manager.sandbox_count() == 0 and idle_s >= idle_exit_s:
                 log("idle", idle_s=round(idle_s))
                 return
-            wait_s = None if not idle_exit_s else max(0.05, min(idle_exit_s - idle_s if idle_s < idle_exit_s else 1.0, 60.0))
+            wait_s = (
+                None
+                if not idle_exit_s
+                else max(0.05, min(idle_exit_s - idle_s if idle_s < idle_exit_s else 1.0, 60.0))
+            )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), wait_s)
 
@@ -219,10 +233,14 @@ def _listeners(chosen: ServeOptions, bind_addr: str | None) -> list[Listener]:
 
 
 def _tell_waiting(chosen: ServeOptions, why: str) -> None:
-    """Clients that stand in the backlog of a handed-over socket get the reason, instead of a connection that breaks."""
+    """Clients that stand in the backlog of a handed-over socket get the reason, instead of a connection that
+    breaks.
+    """
     if chosen.listen_fd is None:
         return
-    envelope = OperationError(OPERATION_FAILED, f"the gateway could not start: {why}", reason="gateway_start_failed").envelope()
+    envelope = OperationError(
+        OPERATION_FAILED, f"the gateway could not start: {why}", reason="gateway_start_failed"
+    ).envelope()
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(chosen.listen_fd)) as listening:
         listening.setblocking(False)
         if chosen.endpoint is not None and chosen.endpoint.kind == "unix":
@@ -239,7 +257,9 @@ def _tell_waiting(chosen: ServeOptions, why: str) -> None:
 
 
 def _close_others(listen_fd: int) -> None:
-    """A client hands over one descriptor; whatever else came along (pipes of its caller) is not ours to hold open."""
+    """A client hands over one descriptor; whatever else came along (pipes of its caller) is not ours to hold
+    open.
+    """
     os.closerange(3, listen_fd)
     os.closerange(listen_fd + 1, 65536)
 

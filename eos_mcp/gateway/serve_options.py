@@ -1,4 +1,6 @@
-"""Flags and environment of `sandbox-gateway serve`; with the configuration they say where to listen and as whom."""
+"""Flags and environment of `sandbox-gateway serve`; with the configuration they say where to listen and as
+whom.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ USAGE = f"""usage: sandbox-gateway serve [options]
   --pid-file FILE                                 else gateway.pid_path
   --max-concurrent-connections N                  else gateway.max_concurrent_connections
 This user's own socket ({{socket}}) is listened on as well.
-"""
+"""  # noqa: E501
 _FLAGS = {
     "--gateway-endpoint": "endpoint",
     "--gateway-socket": "endpoint",
@@ -39,7 +41,9 @@ class ServeUsageError(Exception):
 
 
 class ServeOptions(NamedTuple):
-    """`listen_fd` is a listening socket for `endpoint` that a client handed over: this gateway was started on demand."""
+    """`listen_fd` is a listening socket for `endpoint` that a client handed over: this gateway was started on
+    demand.
+    """
 
     endpoint: GatewayEndpoint | None = None
     token: str | None = None

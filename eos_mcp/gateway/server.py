@@ -1,6 +1,8 @@
-"""Connections: admit, read one line, authenticate, answer, close. One request each, progress frames before the reply when asked for.
+"""Connections: admit, read one line, authenticate, answer, close. One request each, progress frames before
+the reply when asked for.
 
-A coroutine per connection, but for the plain ones, which a relay carries (relay.py) and whose answers come back here.
+A coroutine per connection, but for the plain ones, which a relay carries (relay.py) and whose answers come
+back here.
 """
 
 from __future__ import annotations
@@ -33,9 +35,12 @@ from eos_mcp.gateway_client.frames import progress_frame
 from eos_mcp.requests import caller
 
 READ_TIMEOUT_S = 30.0
-ANSWER_TIMEOUT_S = 60.0  # for 16 MiB at most: who takes longer to read them has gone to sleep, and holds one of our connections
+# for 16 MiB at most: who takes longer to read them has gone to sleep, and holds one of our connections
+ANSWER_TIMEOUT_S = 60.0
 ACCEPT_PAUSE_S = 0.1
-STRANGERS = 256  # connections that have shown no token yet: they count against no limit, but one more, and the oldest is hung up on
+# connections that have shown no token yet: they count against no limit, but one more, and the oldest is hung
+# up on
+STRANGERS = 256
 
 Answer = Callable[[Request, Callable[[str], None], Outcome | None], Awaitable[dict[str, Any] | bytes]]
 
@@ -43,7 +48,9 @@ Answer = Callable[[Request, Callable[[str], None], Outcome | None], Awaitable[di
 class GatewayServer:
     """Serves `listeners` until `stop`. `answer` never sees an unauthenticated request."""
 
-    def __init__(self, listeners: list[Listener], token: str, answer: Answer, *, relay: Relay, max_connections: int) -> None:
+    def __init__(
+        self, listeners: list[Listener], token: str, answer: Answer, *, relay: Relay, max_connections: int
+    ) -> None:
         self.listeners = listeners
         self.last_request_at = time.monotonic()
         self._token = token.encode()
@@ -54,7 +61,9 @@ class GatewayServer:
         self._refusing: set[asyncio.Task[None]] = set()
         self._accepting = False
         self._silent: set[socket.socket] = set()  # that have sent nothing yet
-        self._strangers: dict[socket.socket, None] = {}  # those, and the ones that a coroutine reads a request from; oldest first
+        self._strangers: dict[
+            socket.socket, None
+        ] = {}  # those, and the ones that a coroutine reads a request from; oldest first
         self._deadlines = Deadlines()
 
     @property
@@ -85,7 +94,9 @@ class GatewayServer:
                     self._admit(connected)
 
     async def finish(self, grace_s: float) -> None:
-        """Wait at most `grace_s` for requests in flight, then answer the rest with the error that the gateway stops."""
+        """Wait at most `grace_s` for requests in flight, then answer the rest with the error that the gateway
+        stops.
+        """
         until = time.monotonic() + grace_s
         for connected in list(self._silent):
             self._spoke(connected, None)
@@ -127,7 +138,9 @@ class GatewayServer:
             asyncio.get_running_loop().add_reader(connected, self._spoke, connected, until)
 
     def _meet(self, connected: socket.socket) -> None:
-        """Note one more connection that has shown nothing yet, at the cost of the oldest such one where there are too many."""
+        """Note one more connection that has shown nothing yet, at the cost of the oldest such one where there
+        are too many.
+        """
         self._strangers[connected] = None
         if len(self._strangers) <= STRANGERS:
             return
@@ -139,7 +152,9 @@ class GatewayServer:
             asyncio.get_running_loop().remove_reader(oldest)
             oldest.close()
             return
-        self._strangers[oldest] = self._strangers.pop(oldest)  # its coroutine finds the end of the stream, and takes it out
+        self._strangers[oldest] = self._strangers.pop(
+            oldest
+        )  # its coroutine finds the end of the stream, and takes it out
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)
 
@@ -176,7 +191,9 @@ class GatewayServer:
         return True
 
     def _request_in(self, received: bytes) -> Request | None:
-        """None: there is not one line, or something is wrong with it, which the coroutine finds again and tells."""
+        """None: there is not one line, or something is wrong with it, which the coroutine finds again and
+        tells.
+        """
         if received.find(b"\n") != len(received) - 1 or not received:
             return None
         try:
@@ -224,11 +241,22 @@ class GatewayServer:
             line.close()
 
     def _full(self) -> OperationError:
-        details = {"max_concurrent_connections": self._max_connections, "reason": "gateway_at_capacity", "retryable": True}
-        return OperationError(INTERNAL_ERROR, f"the gateway serves {self._max_connections} connections already", details)
+        details = {
+            "max_concurrent_connections": self._max_connections,
+            "reason": "gateway_at_capacity",
+            "retryable": True,
+        }
+        return OperationError(
+            INTERNAL_ERROR, f"the gateway serves {self._max_connections} connections already", details
+        )
 
     async def _serve(
-        self, line: LineSocket, request: Request | None = None, outcome: Outcome | None = None, *, read_until: float | None = None
+        self,
+        line: LineSocket,
+        request: Request | None = None,
+        outcome: Outcome | None = None,
+        *,
+        read_until: float | None = None,
     ) -> None:
         """One connection.
 
@@ -246,7 +274,9 @@ class GatewayServer:
 
     async def _end(self, line: LineSocket, reply: bytes) -> None:
         try:
-            with contextlib.suppress(OSError):  # the client has gone or does not read; what it asked for was done
+            with contextlib.suppress(
+                OSError
+            ):  # the client has gone or does not read; what it asked for was done
                 if rest := line.send_at_once(reply):
                     async with asyncio.timeout(ANSWER_TIMEOUT_S):
                         await line.send(rest)
@@ -255,7 +285,9 @@ class GatewayServer:
         finally:
             line.close()
 
-    async def _exchange(self, line: LineSocket, request: Request | None, outcome: Outcome | None, read_until: float | None) -> bytes | None:
+    async def _exchange(
+        self, line: LineSocket, request: Request | None, outcome: Outcome | None, read_until: float | None
+    ) -> bytes | None:
         frames: _Frames | None = None
         try:
             if request is None:
@@ -269,7 +301,9 @@ class GatewayServer:
             if request.transport.get(protocol.STREAM_LOGS_KEY) is True:
                 frames = _Frames(line)
             with caller.answering(line.socket):
-                reply = await self._answer(request, frames.put if frames is not None else _no_progress, outcome)
+                reply = await self._answer(
+                    request, frames.put if frames is not None else _no_progress, outcome
+                )
             encoded = _encoded(reply)
         except OperationError as error:
             if request is not None and error.kind == INTERNAL_ERROR:
@@ -277,7 +311,9 @@ class GatewayServer:
             encoded = protocol.encode(error.envelope())
         except asyncio.CancelledError:
             details = {"reason": "gateway_stopping", "retryable": True}
-            encoded = protocol.encode(OperationError(SERVER_SHUTTING_DOWN, "the gateway is stopping", details).envelope())
+            encoded = protocol.encode(
+                OperationError(SERVER_SHUTTING_DOWN, "the gateway is stopping", details).envelope()
+            )
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
@@ -289,9 +325,20 @@ class GatewayServer:
         except Exception as error:
             import traceback
 
-            log("bug", request_id="" if request is None else request.request_id, error=repr(error), trace=traceback.format_exc())
-            details = {"reason": "bug", "hint": "see gateway.log", "request_id": "" if request is None else request.request_id}
-            encoded = protocol.encode(OperationError(INTERNAL_ERROR, "the gateway failed on this request", details).envelope())
+            log(
+                "bug",
+                request_id="" if request is None else request.request_id,
+                error=repr(error),
+                trace=traceback.format_exc(),
+            )
+            details = {
+                "reason": "bug",
+                "hint": "see gateway.log",
+                "request_id": "" if request is None else request.request_id,
+            }
+            encoded = protocol.encode(
+                OperationError(INTERNAL_ERROR, "the gateway failed on this request", details).envelope()
+            )
         if frames is not None:
             await frames.flush()
         return encoded
@@ -305,29 +352,44 @@ class GatewayServer:
                 return await line.read_line(protocol.MAX_LINE_BYTES)
         except TooLong:
             details = {"limit": protocol.MAX_LINE_BYTES, "reason": "request_too_large"}
-            raise OperationError(REQUEST_TOO_LARGE, f"the request exceeds the {protocol.MAX_LINE_BYTES} byte limit", details) from None
+            raise OperationError(
+                REQUEST_TOO_LARGE, f"the request exceeds the {protocol.MAX_LINE_BYTES} byte limit", details
+            ) from None
         except TimeoutError:
             details = {"reason": "request_timeout"}
-            raise OperationError(INVALID_REQUEST, f"no whole request within {READ_TIMEOUT_S:g} s", details) from None
+            raise OperationError(
+                INVALID_REQUEST, f"no whole request within {READ_TIMEOUT_S:g} s", details
+            ) from None
         except EOFError:
-            raise OperationError(BAD_JSON, "the connection ended before the request's newline", reason="bad_json") from None
+            raise OperationError(
+                BAD_JSON, "the connection ended before the request's newline", reason="bad_json"
+            ) from None
         except OSError:
             return None
 
     def _authenticated(self, received: bytes) -> Request:
         value = protocol.decode_object(received)
         given = value.get(protocol.GATEWAY_TOKEN_KEY)
-        if not isinstance(given, str) or not hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
-            hint = "the gateway's token is in its token file (sandbox-gateway-token path) or in SANDBOX_GATEWAY_AUTH_TOKEN of whoever started it"
+        if not isinstance(given, str) or not hmac.compare_digest(
+            given.encode("utf-8", "replace"), self._token
+        ):
+            hint = (
+                "the gateway's token is in its token file (sandbox-gateway-token path) or in "
+                "SANDBOX_GATEWAY_AUTH_TOKEN of whoever started it"
+            )
             what = "is wrong" if isinstance(given, str) else "is missing"
-            raise OperationError(UNAUTHORIZED, f"the gateway token {what}", {"hint": hint}, reason="bad_token")
+            raise OperationError(
+                UNAUTHORIZED, f"the gateway token {what}", {"hint": hint}, reason="bad_token"
+            )
         request = protocol.decode_request(value)
         protocol.check_request_id(request.request_id)
         return request
 
 
 class _Frames:
-    """Progress of one request, in order. `put` may be called in any thread; a client that does not read delays only itself."""
+    """Progress of one request, in order. `put` may be called in any thread; a client that does not read
+    delays only itself.
+    """
 
     def __init__(self, line: LineSocket) -> None:
         self._line = line
@@ -362,4 +424,6 @@ def _encoded(reply: dict[str, Any] | bytes) -> bytes:
     if len(encoded) <= protocol.MAX_LINE_BYTES:
         return encoded
     details = {"limit": protocol.MAX_LINE_BYTES, "reason": "reply_too_large"}
-    return protocol.encode(OperationError(INTERNAL_ERROR, f"the reply has {len(encoded)} bytes", details).envelope())
+    return protocol.encode(
+        OperationError(INTERNAL_ERROR, f"the reply has {len(encoded)} bytes", details).envelope()
+    )

@@ -93,7 +93,9 @@ class GatewayClient:
                 with await self._connect(settings) as sock:
                     self._settings = settings
                     if settings.token is None:  # a gateway that was just started has made its token by now
-                        line = _line(op, args, sandbox_id, request_id, token_file.read(), on_progress is not None)
+                        line = _line(
+                            op, args, sandbox_id, request_id, token_file.read(), on_progress is not None
+                        )
                     reply = await _exchange(sock, line, on_progress)
             if is_error(reply) and reply["error"].get("kind") == UNAUTHORIZED:
                 self._settings = None  # the token file may have been replaced: read it again at the next call
@@ -102,17 +104,33 @@ class GatewayClient:
             waited = time.monotonic() - started
             details = {"timeout_s": timeout_s, "retryable": False, "request_id": request_id}
             details["hint"] = (
-                "the operation may still be running: check before you repeat it, or start the server with a larger --timeout-s"
+                "the operation may still be running: check before you repeat it, or start the server with a "
+                "larger --timeout-s"
             )
-            raise OperationError(CONNECTION_ERROR, f"no answer from the gateway within {waited:.0f} s", details, reason="timeout") from None
+            raise OperationError(
+                CONNECTION_ERROR,
+                f"no answer from the gateway within {waited:.0f} s",
+                details,
+                reason="timeout",
+            ) from None
         except OSError as error:
             operation = catalog.find(op)
             reads = operation is not None and operation.read_only
-            details = {"errno": errno.errorcode.get(error.errno or 0, "EIO"), "retryable": reads, "request_id": request_id}
+            details = {
+                "errno": errno.errorcode.get(error.errno or 0, "EIO"),
+                "retryable": reads,
+                "request_id": request_id,
+            }
             if not reads:  # a command that is sent twice runs twice
-                details["hint"] = "the sandbox runs without the gateway, and the operation may be running there: check before you repeat it"
+                details["hint"] = (
+                    "the sandbox runs without the gateway, and the operation may be running there: check "
+                    "before you repeat it"
+                )
             raise OperationError(
-                CONNECTION_ERROR, f"lost the gateway at {settings.endpoint}: {error.strerror or error}", details, reason="connection_lost"
+                CONNECTION_ERROR,
+                f"lost the gateway at {settings.endpoint}: {error.strerror or error}",
+                details,
+                reason="connection_lost",
             ) from None
 
     async def _connect(self, settings: sync.GatewaySettings) -> socket.socket:
@@ -120,26 +138,42 @@ class GatewayClient:
         if endpoint.kind == "unix":
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
-                sock.connect(endpoint.path)  # not loop.sock_connect: that takes EAGAIN, a full backlog, for a connection under way
+                sock.connect(
+                    endpoint.path
+                )  # not loop.sock_connect: that takes EAGAIN, a full backlog, for a connection under way
             except OSError:
                 sock.close()
             else:
                 return sock
-        # No process listens, its backlog is full, or it is TCP: the blocking way waits, names the fault and starts a gateway.
+        # No process listens, its backlog is full, or it is TCP: the blocking way waits, names the fault and
+        # starts a gateway.
         if self._starters is None:
             self._starters = anyio.CapacityLimiter(_STARTERS)
-        found = await to_thread.run_sync(sync.connect, settings, limiter=self._starters, abandon_on_cancel=True)
+        found = await to_thread.run_sync(
+            sync.connect, settings, limiter=self._starters, abandon_on_cancel=True
+        )
         found.setblocking(False)
         return found
 
 
-def _line(op: str, args: Mapping[str, Any], sandbox_id: str | None, request_id: str, token: str | None, stream_logs: bool) -> bytes:
+def _line(
+    op: str,
+    args: Mapping[str, Any],
+    sandbox_id: str | None,
+    request_id: str,
+    token: str | None,
+    stream_logs: bool,
+) -> bytes:
     siblings: dict[str, Any] = {} if token is None else {GATEWAY_TOKEN_KEY: token}
     siblings[STREAM_LOGS_KEY] = stream_logs
-    line = encode_request(op, sync.with_caller(op, args), request_id=request_id, sandbox_id=sandbox_id, **siblings)
+    line = encode_request(
+        op, sync.with_caller(op, args), request_id=request_id, sandbox_id=sandbox_id, **siblings
+    )
     if len(line) > MAX_LINE_BYTES:
         message = f"the request has {len(line)} bytes, at most {MAX_LINE_BYTES} pass"
-        raise OperationError(REQUEST_TOO_LARGE, message, {"limit": MAX_LINE_BYTES}, reason="request_too_large")
+        raise OperationError(
+            REQUEST_TOO_LARGE, message, {"limit": MAX_LINE_BYTES}, reason="request_too_large"
+        )
     return line
 
 

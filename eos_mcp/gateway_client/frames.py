@@ -61,7 +61,9 @@ class ReplyParser:
 
 def progress_frame(message: str) -> bytes:
     """Encode a progress message as one line."""
-    return _FRAME_START + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + _FRAME_END + b"\n"
+    return (
+        _FRAME_START + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + _FRAME_END + b"\n"
+    )
 
 
 def _progress_message(line: bytes) -> str | None:

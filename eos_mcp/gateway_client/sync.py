@@ -52,7 +52,10 @@ class GatewaySettings(NamedTuple):
     autostart: bool
 
     def __repr__(self) -> str:
-        return f"GatewaySettings(endpoint={self.endpoint}, token={'set' if self.token else None}, autostart={self.autostart})"
+        return (
+            f"GatewaySettings(endpoint={self.endpoint}, token={'set' if self.token else None}, "
+            f"autostart={self.autostart})"
+        )
 
 
 def parse_endpoint(text: str) -> GatewayEndpoint:
@@ -68,7 +71,10 @@ def parse_endpoint(text: str) -> GatewayEndpoint:
         if not path.startswith("/") or path.endswith("/"):
             raise ValueError(f"a unix endpoint needs an absolute path, as in unix:///run/x.sock: {text}")
         if "\0" in path or len(os.fsencode(path)) > SOCKET_PATH_MAX:
-            raise ValueError(f"a unix socket path may have {SOCKET_PATH_MAX} bytes, this one has {len(os.fsencode(path))}: {path}")
+            raise ValueError(
+                f"a unix socket path may have {SOCKET_PATH_MAX} bytes, this one has "
+                f"{len(os.fsencode(path))}: {path}"
+            )
         return GatewayEndpoint("unix", path=path)
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -144,11 +150,19 @@ def call(
         transport: dict[str, Any] = {} if token is None else {protocol.GATEWAY_TOKEN_KEY: token}
         transport[protocol.STREAM_LOGS_KEY] = on_progress is not None
         line = protocol.encode_request(
-            op, with_caller(op, args), request_id=request_id or protocol.new_request_id(), sandbox_id=sandbox_id, **transport
+            op,
+            with_caller(op, args),
+            request_id=request_id or protocol.new_request_id(),
+            sandbox_id=sandbox_id,
+            **transport,
         )
         if len(line) > protocol.MAX_LINE_BYTES:
             details = {"limit": protocol.MAX_LINE_BYTES}
-            raise OperationError(protocol.REQUEST_TOO_LARGE, f"the request has {len(line)} bytes, at most {details['limit']} fit", details)
+            raise OperationError(
+                protocol.REQUEST_TOO_LARGE,
+                f"the request has {len(line)} bytes, at most {details['limit']} fit",
+                details,
+            )
         sent: OSError | None = None
         try:
             connection.sendall(line)
@@ -169,7 +183,11 @@ def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
     the gateway's own may differ.
     """
     path = os.environ.get("PATH")
-    return {**args, "caller_path": path} if op == "create_sandbox" and path and "caller_path" not in args else dict(args)
+    return (
+        {**args, "caller_path": path}
+        if op == "create_sandbox" and path and "caller_path" not in args
+        else dict(args)
+    )
 
 
 def bind_unix(path: str) -> socket.socket:
@@ -212,8 +230,14 @@ class StartLock:
         os.close(self._fd)
 
 
-def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, environment: Mapping[str, str], log: str | None = None) -> int:
-    """Start a gateway in a session of its own, output to `log`; return its pid. Its arguments hold no token."""
+def spawn_gateway(
+    listener: socket.socket | None,
+    arguments: list[str],
+    *,
+    environment: Mapping[str, str],
+    log: str | None = None,
+) -> int:
+    """Start a gateway in a session of its own, output to `log`; return its pid. Its arguments hold no token."""  # noqa: E501
     import fcntl
 
     log = log or paths.log_path()
@@ -233,11 +257,15 @@ def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, envir
     ]
     handed = -1
     if listener is not None:
-        handed = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 10)  # above 3, the number that it gets in the child
+        handed = fcntl.fcntl(
+            listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 10
+        )  # above 3, the number that it gets in the child
         actions.append((os.POSIX_SPAWN_DUP2, handed, 3))
         argv += ["--listen-fd", "3"]
     try:
-        return os.posix_spawn(sys.executable, [*argv, *arguments], dict(environment), file_actions=actions, setsid=True)
+        return os.posix_spawn(
+            sys.executable, [*argv, *arguments], dict(environment), file_actions=actions, setsid=True
+        )
     finally:
         if handed >= 0:
             os.close(handed)
@@ -292,7 +320,12 @@ def _receive(connection: socket.socket, on_progress: Callable[[str], None] | Non
             if not chunk:
                 what = "in the middle of its reply" if parser.inside else "without a reply"
                 message = f"the gateway closed the connection {what} (see {paths.log_path()})"
-                details = {"hint": "the next call starts it again or finds it; whether this one was carried out is not known"}
+                details = {
+                    "hint": (
+                        "the next call starts it again or finds it; whether this one was carried out is "
+                        "not known"
+                    )
+                }
                 raise OperationError(PROTOCOL_ERROR, message, details, reason="gateway_lost")
             parser.feed(chunk)
         elif not isinstance(frame, str):
@@ -303,13 +336,19 @@ def _receive(connection: socket.socket, on_progress: Callable[[str], None] | Non
 
 def _unreachable(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
     step = (
-        "start it with bin/start-sandbox-docker-gateway or `sandbox-gateway serve`" if endpoint.kind == "tcp" else f"see {paths.log_path()}"
+        "start it with bin/start-sandbox-docker-gateway or `sandbox-gateway serve`"
+        if endpoint.kind == "tcp"
+        else f"see {paths.log_path()}"
     )
     message = f"no gateway at {endpoint}: {error.strerror or error}; {step}"
     if error.filename is not None:  # starting one failed: its files, the log among them, cannot be written
         step = f"set {paths.STATE_DIR_ENV} to a directory that you can write"
-        message = f"no gateway at {endpoint}, and none can be started: {error.filename}: {error.strerror}; {step}"
-    return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_unreachable")
+        message = (
+            f"no gateway at {endpoint}, and none can be started: {error.filename}: {error.strerror}; {step}"
+        )
+    return OperationError(
+        CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_unreachable"
+    )
 
 
 def _lost(endpoint: GatewayEndpoint, error: OSError) -> OperationError:

@@ -1,4 +1,4 @@
-"""The address at which a browser reaches a server in a sandbox; it holds a ticket that is valid for a minute."""
+"""The address at which a browser reaches a server in a sandbox; it holds a ticket that is valid for a minute."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def forward_url(record: SandboxRecord, given: Mapping[str, Any]) -> dict[str, An
     """
     if record.daemon_http is None:
         details = {"sandbox_id": record.id, "hint": "start_sandbox starts it again"}
-        raise OperationError(INVALID_REQUEST, f"sandbox {record.id} has no HTTP endpoint", details, reason="no_endpoint")
+        raise OperationError(
+            INVALID_REQUEST, f"sandbox {record.id} has no HTTP endpoint", details, reason="no_endpoint"
+        )
     session = given.get("workspace_session_id")
     where = "shared" if session is None else f"isolated={quote(str(session), safe='')}"
     prefix = f"/forward/{where}/{given['port']}"

@@ -1,4 +1,6 @@
-"""`create_sandbox`: checks, the base, then one sandbox after another; a failure takes back everything that this call made."""
+"""`create_sandbox`: checks, the base, then one sandbox after another; a failure takes back everything that
+this call made.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class Creation:
         """Block new creations while the block runs.
 
         Raises:
-            OperationError: server_busy, reason creating: a creation is running, and no record names yet what it uses.
+            OperationError: server_busy, reason creating: a creation is running, and no record names yet what
+                it uses.
         """
         async with self._pause:
             if self._under_way:
@@ -67,14 +70,20 @@ class Creation:
             yield
 
     async def create(
-        self, image: str, workspace: str, count: int, caller_path: str, progress: Progress, bounds: Bounds = NO_BOUNDS
+        self,
+        image: str,
+        workspace: str,
+        count: int,
+        caller_path: str,
+        progress: Progress,
+        bounds: Bounds = NO_BOUNDS,
     ) -> list[SandboxRecord]:
         """`count` ready sandboxes over one base; fewer when the client hangs up, which gets no answer.
 
         Raises:
-            OperationError: reason sandbox_limit, when there would be more than `manager.max_sandboxes`: server_busy, or
-                invalid_request where `count` alone is more;
-                invalid_request for the workspace, operation_failed while preparing the base, else internal_error. No record,
+            OperationError: reason sandbox_limit, when there would be more than `manager.max_sandboxes`:
+                server_busy, or invalid_request where `count` alone is more; invalid_request for the
+                workspace, operation_failed while preparing the base, else internal_error. No record,
                 container, process or directory of this call is left.
         """
         async with self._pause:
@@ -91,7 +100,7 @@ class Creation:
             self._under_way -= 1
 
     def _make_caches(self) -> None:
-        """Create the cache directories early: local sessions of other gateways can only hide existing paths."""
+        """Create the cache directories early: local sessions of other gateways can only hide existing paths."""  # noqa: E501
         missing = [path for path in (paths.cache_dir(), self.manager.bases) if not os.path.isdir(path)]
         if missing:
             with contextlib.suppress(OSError):  # the copy says what is wrong with them
@@ -102,12 +111,23 @@ class Creation:
     def _make_room(self, count: int) -> None:
         limit, there = self.manager.config.manager.max_sandboxes, len(self.manager.registry) + self._to_come
         if there + count > limit:
-            details: dict[str, Any] = {"limit": limit, "sandboxes": there, "count": count, "retryable": count <= limit}
+            details: dict[str, Any] = {
+                "limit": limit,
+                "sandboxes": there,
+                "count": count,
+                "retryable": count <= limit,
+            }
             details["hint"] = (
-                "ask for fewer, export and destroy sandboxes that are done with, or raise manager.max_sandboxes in the configuration"
+                "ask for fewer, export and destroy sandboxes that are done with, or raise "
+                "manager.max_sandboxes in the configuration"
             )
-            message = f"{count} more would make {there + count} sandboxes, at most {limit} exist at once (manager.max_sandboxes)"
-            raise OperationError(SERVER_BUSY if count <= limit else INVALID_REQUEST, message, details, reason="sandbox_limit")
+            message = (
+                f"{count} more would make {there + count} sandboxes, at most {limit} exist at once "
+                f"(manager.max_sandboxes)"
+            )
+            raise OperationError(
+                SERVER_BUSY if count <= limit else INVALID_REQUEST, message, details, reason="sandbox_limit"
+            )
 
     async def _create(
         self, image: str, workspace: str, batch: _Batch, caller_path: str, progress: Progress, bounds: Bounds
@@ -139,7 +159,9 @@ class Creation:
                     progress=progress,
                 )
             )
-        await manager.run(bounds.check, workspace, "workspace_root")  # a directory on the way may have been exchanged before the copy
+        await manager.run(
+            bounds.check, workspace, "workspace_root"
+        )  # a directory on the way may have been exchanged before the copy
         await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
         how = "reused" if tree.reused else "built"
         progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
@@ -168,7 +190,7 @@ class Creation:
                     created_unix_ms=time.time_ns() // 1_000_000,
                 )
                 made.append(await self._one(provider, plan, progress))
-        except Exception:  # a cancelled call leaves `creating`: the next gateway takes it back when no thread works on it any more
+        except Exception:  # a cancelled call leaves `creating`: the next gateway takes it back when no thread works on it any more  # noqa: E501
             if made:
                 progress("destroying failed batch")
                 for record in reversed(made):
@@ -203,7 +225,10 @@ class Creation:
             }
             where = "" if file in error.message else f"{file}: "
             raise OperationError(
-                OPERATION_FAILED, f"daemon configuration: {where}{error.message}", details, reason="config_invalid"
+                OPERATION_FAILED,
+                f"daemon configuration: {where}{error.message}",
+                details,
+                reason="config_invalid",
             ) from error
         return yaml, agent.model_dump(mode="json")
 
@@ -238,7 +263,9 @@ class Creation:
             docker = manager.config.manager.docker
             timeout_s, poll_s = docker.readiness_timeout_ms / 1000, docker.readiness_poll_ms / 1000
             closing = manager.closing.is_set
-            await manager.run(lambda: wait_ready(provider, record, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))
+            await manager.run(
+                lambda: wait_ready(provider, record, timeout_s=timeout_s, poll_s=poll_s, given_up=closing)
+            )
             progress("ready")
             manager.forwarder.seen(record.id)
             record = manager.registry.move(record.id, ("creating",), "ready")
@@ -251,7 +278,9 @@ class Creation:
             raise
 
     async def _take_back(self, provider: Provider, record: SandboxRecord) -> None:
-        """Remove what was made; what cannot be removed stays listed as failed, so that a destroy can be tried again."""
+        """Remove what was made; what cannot be removed stays listed as failed, so that a destroy can be tried
+        again.
+        """
         try:
             await self.manager.run(provider.destroy, record)
         except OperationError as error:

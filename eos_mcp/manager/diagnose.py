@@ -22,15 +22,21 @@ def destroyed(sandbox_id: str, op: str) -> OperationError:
         "retryable": False,
         "hint": "the answer of destroy_sandbox lists what was unpublished; what was exported is on the host",
     }
-    message = f"sandbox {sandbox_id} was destroyed during {op}: what that did is not published and is gone with the sandbox"
+    message = (
+        f"sandbox {sandbox_id} was destroyed during {op}: what that did is not published and is gone "
+        f"with the sandbox"
+    )
     return OperationError(OPERATION_FAILED, message, details, reason="sandbox_destroyed")
 
 
-async def explain(manager: ManagerParts, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
+async def explain(
+    manager: ManagerParts, sandbox_id: str, op: str, broken: OperationError | None
+) -> OperationError | None:
     """The error that says what became of the sandbox during `op`.
 
     Args:
-        broken: how the connection ended; None: the agent answered that it is leaving, and only a destroy is more than that.
+        broken: how the connection ended; None: the agent answered that it is leaving, and only a destroy is
+            more than that.
     Returns:
         sandbox_destroyed; agent_gone or `broken` itself (sandbox_gone); None: what was said stands.
     """
@@ -52,7 +58,10 @@ async def explain(manager: ManagerParts, sandbox_id: str, op: str, broken: Opera
         **broken.details,
         "sandbox_id": sandbox_id,
         "reason": "agent_gone",
-        "hint": "the sandbox is there and its agent starts again with the next call; list_drafts then shows what was not published",
+        "hint": (
+            "the sandbox is there and its agent starts again with the next call; list_drafts then shows "
+            "what was not published"
+        ),
     }
     return OperationError(INTERNAL_ERROR, f"the agent of sandbox {sandbox_id} ended during {op}", details)
 
@@ -63,7 +72,9 @@ def _answers(record: SandboxRecord, found: FoundSandbox) -> bool:
 
 
 async def _only_its_agent(manager: ManagerParts, record: SandboxRecord) -> bool:
-    """Wait until it is certain, then return True when the sandbox still exists; a container restarts by itself."""
+    """Wait until it is certain, then return True when the sandbox still exists; a container restarts by
+    itself.
+    """
     provider = manager.provider(record.provider)
     while True:
         found: FoundSandbox | None = await manager.run(provider.find, record)

@@ -1,4 +1,6 @@
-"""The fleet forms of `snapshot` and `resources`: ready sandboxes are asked, a few at a time, and one that does not answer is a row that says so."""
+"""The fleet forms of `snapshot` and `resources`: ready sandboxes are asked, a few at a time, and one that
+does not answer is a row that says so.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ class Fleet:
                 return {"availability": "unavailable", "errors": [*said, reply], "current": None}
             series: list[dict[str, Any]] = reply.get("series") or []
             word = second_best(reply["availability"]) if said else reply["availability"]
-            return {"availability": word, "errors": [*said, *reply["errors"]], "current": series[-1] if series else None}
+            return {
+                "availability": word,
+                "errors": [*said, *reply["errors"]],
+                "current": series[-1] if series else None,
+            }
 
         rows = await asyncio.gather(*(row(record) for record in self._records))
         words = {row["availability"] for row in rows} or {"available"}
@@ -79,7 +85,9 @@ class Fleet:
         async with self._gate:
             try:
                 request_id = f"{asking.request_id}:{record.id}:observability_{op}"
-                reply = await asking.forwarder.request(record.id, op, args, request_id=request_id, timeout_s=asking.timeout_s)
+                reply = await asking.forwarder.request(
+                    record.id, op, args, request_id=request_id, timeout_s=asking.timeout_s
+                )
             except OperationError as error:
                 return cut(error.message)
         return cut(str(reply["error"].get("message"))) if is_error(reply) else reply

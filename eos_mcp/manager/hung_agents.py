@@ -1,4 +1,6 @@
-"""Agents that run and do not answer: frozen by a signal or a freezer, stuck, or far too busy. They are marked after a missed answer."""
+"""Agents that run and do not answer: frozen by a signal or a freezer, stuck, or far too busy. They are marked
+after a missed answer.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Silence:
         def silent() -> bool:
             if ask_ready(target, timeout_s=ASK_S) is None:
                 return False
-            found = manager.provider(record.provider).find(record)  # one that is dead is started again by the next call
+            found = manager.provider(record.provider).find(
+                record
+            )  # one that is dead is started again by the next call
             return found is not None and (found.paused or (found.running and found.daemon == record.daemon))
 
         try:
@@ -67,7 +71,8 @@ class Silence:
             self.note(record.id)
 
     async def revive(self, record: SandboxRecord, progress: Progress) -> FoundSandbox | None:
-        """As Provider.revive, on the way to an agent that answers: one that runs and does not is replaced. None: nothing of it exists.
+        """As Provider.revive, on the way to an agent that answers: one that runs and does not is replaced.
+        None: nothing of it exists.
 
         Raises:
             OperationError: internal_error.
@@ -106,4 +111,6 @@ class Silence:
         there = found.of(record)
         poll_s, closing = manager.config.manager.docker.readiness_poll_ms / 1000, manager.closing.is_set
         provider = manager.provider(record.provider)
-        await manager.run(lambda: wait_ready(provider, there, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))
+        await manager.run(
+            lambda: wait_ready(provider, there, timeout_s=timeout_s, poll_s=poll_s, given_up=closing)
+        )

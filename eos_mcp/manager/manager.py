@@ -1,6 +1,8 @@
-"""The manager: records, their states, and the operations over them. One per gateway, on its event loop; what blocks runs in threads.
+"""The manager: records, their states, and the operations over them. One per gateway, on its event loop; what
+blocks runs in threads.
 
-creating -> ready -> stopping -> stopped, then the record goes;   a container that vanished: failed, which only a destroy leaves
+creating -> ready -> stopping -> stopped, then the record goes;   a container that vanished: failed, which
+only a destroy leaves
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from typing import Any, TypeVar
 
 from eos_agent.machine import neighbours, private_dirs
 from eos_agent.wire.operation import ANSWER_S
-from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
+from eos_agent.wire.protocol import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    OPERATION_FAILED,
+    UNKNOWN_OP,
+    OperationError,
+    is_error,
+)
 from eos_mcp import catalog
 from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import paths
@@ -54,7 +63,9 @@ Result = TypeVar("Result")
 class Manager:
     """The eight operations, and where requests to sandboxes go. `start` first, `close` last."""
 
-    def __init__(self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: AgentPool) -> None:
+    def __init__(
+        self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: AgentPool
+    ) -> None:
         self.config = config
         self.state_dir = state_dir
         self.backend = backend
@@ -65,7 +76,11 @@ class Manager:
         token_dir = os.path.dirname(paths.token_file())
         own_token = token_dir if os.path.basename(token_dir) == ".ephemeral-sandbox" else paths.token_file()
         self.own = tuple(dict.fromkeys((state_dir, cache, self.bases, own_token)))
-        private = list(dict.fromkeys((*self.own, paths.socket_path()))) if own_token != token_dir else list(self.own)
+        private = (
+            list(dict.fromkeys((*self.own, paths.socket_path())))
+            if own_token != token_dir
+            else list(self.own)
+        )
         registry_path = config.manager.registry_path or os.path.join(state_dir, "registry.json")
         self.registry = Registry(registry_path)
         rings = os.path.join(os.path.dirname(registry_path), "observability-resources")
@@ -77,17 +92,25 @@ class Manager:
             self.providers["docker"] = self.docker
         if backend in ("auto", "local"):
             self.providers["local"] = LocalProvider(
-                config, state_dir, cache, private, self.docker.data_roots if "docker" in self.providers else list
+                config,
+                state_dir,
+                cache,
+                private,
+                self.docker.data_roots if "docker" in self.providers else list,
             )
         records = os.path.join(state_dir, "export-records")
-        self.exports = Exports(config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run, records)
+        self.exports = Exports(
+            config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run, records
+        )
         self.creation = Creation(self)
         self.silence = Silence(self)
         self.closing = threading.Event()
         self._said: dict[str, str] = {}
         self._reconciling: dict[str, asyncio.Task[None]] = {}
         self._refreshing: dict[str, asyncio.Task[FoundSandbox | None]] = {}
-        self._handlers: dict[str, Callable[[dict[str, Any], str, Progress], Coroutine[Any, Any, dict[str, Any]]]] = {
+        self._handlers: dict[
+            str, Callable[[dict[str, Any], str, Progress], Coroutine[Any, Any, dict[str, Any]]]
+        ] = {
             "create_sandbox": self._create,
             "list_docker_images": self._images,
             "list_workspace_directories": self._directories,
@@ -105,13 +128,18 @@ class Manager:
         }
 
     async def start(self) -> None:
-        """Read the registry and look what became of its sandboxes; containers are looked for in the background, operations wait for that.
+        """Read the registry and look what became of its sandboxes; containers are looked for in the
+        background, operations wait for that.
 
         Raises:
             OperationError: internal_error, reason registry_unreadable or no such backend.
         """
         if self.backend not in BACKENDS:
-            raise OperationError(INTERNAL_ERROR, f"no backend is called {self.backend}: {', '.join(BACKENDS)}", reason="unknown_backend")
+            raise OperationError(
+                INTERNAL_ERROR,
+                f"no backend is called {self.backend}: {', '.join(BACKENDS)}",
+                reason="unknown_backend",
+            )
         try:
             private_dirs.make(self.state_dir)
             with contextlib.suppress(OSError):  # creation says what is wrong with it
@@ -119,9 +147,13 @@ class Manager:
                     private_dirs.make(paths.cache_dir())
             self.registry = Registry.open(self.registry.path)
         except RegistryError as error:
-            raise OperationError(INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable") from error
+            raise OperationError(
+                INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable"
+            ) from error
         except OSError as error:
-            raise OperationError(INTERNAL_ERROR, f"{error.filename}: {error.strerror}", reason="state_dir_unusable") from error
+            raise OperationError(
+                INTERNAL_ERROR, f"{error.filename}: {error.strerror}", reason="state_dir_unusable"
+            ) from error
         await self.run(self.tell_neighbours)
         for name in self.providers:
             self._reconciling[name] = asyncio.create_task(self._reconcile(name))
@@ -132,7 +164,9 @@ class Manager:
         if sys.platform == "linux":
             import pwd
 
-            homes = [os.path.expanduser("~")]  # for a container that is run as some uid: it has no entry, or one without a home
+            homes = [
+                os.path.expanduser("~")
+            ]  # for a container that is run as some uid: it has no entry, or one without a home
             with contextlib.suppress(KeyError):
                 homes.insert(0, pwd.getpwuid(os.getuid()).pw_dir)
             problems: list[str] = []
@@ -165,9 +199,15 @@ class Manager:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def handles(self, op: str, scope_kind: str) -> bool:
-        return op in OF_SANDBOX_SCOPE if scope_kind == "sandbox" else op in self._handlers and op not in OF_SANDBOX_SCOPE
+        return (
+            op in OF_SANDBOX_SCOPE
+            if scope_kind == "sandbox"
+            else op in self._handlers and op not in OF_SANDBOX_SCOPE
+        )
 
-    async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Progress) -> dict[str, Any]:
+    async def handle(
+        self, op: str, args: dict[str, Any], *, request_id: str, progress: Progress
+    ) -> dict[str, Any]:
         """The result of one operation.
 
         Args:
@@ -176,28 +216,42 @@ class Manager:
             OperationError: as the contract's error matrix says.
         """
         image = args.get("image")
-        await self._settled(args.get("sandbox_id"), "local" if isinstance(image, str) and image_name.is_local(image) else None)
+        await self._settled(
+            args.get("sandbox_id"), "local" if isinstance(image, str) and image_name.is_local(image) else None
+        )
         return await self._handlers[op](args, request_id, progress)
 
     async def target(self, sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
         """Where the agent of a ready sandbox listens.
 
         Args:
-            refresh: ask the provider: ports change when a container restarts; a dead local agent is started again.
+            refresh: ask the provider: ports change when a container restarts; a dead local agent is started
+                again.
         Raises:
-            OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when the provider failed.
+            OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when
+                the provider failed.
         """
         await self._settled(sandbox_id)
         record = self.registry.get(sandbox_id)
         if record.state != "ready":
             details = {"sandbox_id": sandbox_id, "state": record.state}
-            raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} is {record.state}, not ready", details, reason="wrong_state")
+            raise OperationError(
+                INVALID_REQUEST,
+                f"sandbox {sandbox_id} is {record.state}, not ready",
+                details,
+                reason="wrong_state",
+            )
         if refresh or record.daemon is None:
             await self._refresh(record)
             record = self.registry.get(sandbox_id)
         target = record.target()
         if target is None:
-            raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} has no endpoint", {"sandbox_id": sandbox_id}, reason="no_endpoint")
+            raise OperationError(
+                INVALID_REQUEST,
+                f"sandbox {sandbox_id} has no endpoint",
+                {"sandbox_id": sandbox_id},
+                reason="no_endpoint",
+            )
         return target
 
     def target_at_hand(self, sandbox_id: str) -> AgentAddress | None:
@@ -234,7 +288,12 @@ class Manager:
         found = self.providers.get(name)
         if found is None:
             hint = f"start the gateway with --backend {name} or auto"
-            raise OperationError(INTERNAL_ERROR, f"this gateway has no {name} provider; {hint}", {"hint": hint}, reason="backend_off")
+            raise OperationError(
+                INTERNAL_ERROR,
+                f"this gateway has no {name} provider; {hint}",
+                {"hint": hint},
+                reason="backend_off",
+            )
         return found
 
     def provider_for(self, image: str) -> Provider:
@@ -242,7 +301,9 @@ class Manager:
         return self.provider("local" if image_name.is_local(image) else "docker")
 
     async def _settled(self, sandbox_id: Any = None, provider: str | None = None) -> None:
-        """Wait until what is concerned was reconciled, but not for an engine that hangs: then the registry's word counts."""
+        """Wait until what is concerned was reconciled, but not for an engine that hangs: then the registry's
+        word counts.
+        """
         record = self.registry.find(sandbox_id) if isinstance(sandbox_id, str) else None
         name = record.provider if record is not None else provider
         tasks = [task for key, task in self._reconciling.items() if name in (None, key) and not task.done()]
@@ -263,12 +324,19 @@ class Manager:
         if found is None:
             self.registry.put(now.but(state="failed", daemon=None, daemon_http=None))
             details = {"sandbox_id": record.id, "hint": "destroy_sandbox removes the record"}
-            raise OperationError(INTERNAL_ERROR, f"nothing of sandbox {record.id} exists any more", details, reason="sandbox_vanished")
+            raise OperationError(
+                INTERNAL_ERROR,
+                f"nothing of sandbox {record.id} exists any more",
+                details,
+                reason="sandbox_vanished",
+            )
         if found.daemon is not None and (there := found.of(now)) != now:
             self.registry.put(there)
 
     async def _reconcile(self, name: str) -> None:
-        """Registry against reality: half-made sandboxes are removed, vanished ones fail, found ones are adopted or get their ports."""
+        """Registry against reality: half-made sandboxes are removed, vanished ones fail, found ones are
+        adopted or get their ports.
+        """
         known = [record for record in self.registry if record.provider == name]
         try:
             adopted = {record.id: record for record in await self.run(self.providers[name].adopt)}
@@ -300,7 +368,13 @@ class Manager:
                 self.registry.put(record.but(state="failed", daemon=None, daemon_http=None))
         else:
             data = {**record.provider_data, **alive.provider_data}
-            there = record.but(state="ready", daemon=alive.daemon, daemon_http=alive.daemon_http, token=alive.token, provider_data=data)
+            there = record.but(
+                state="ready",
+                daemon=alive.daemon,
+                daemon_http=alive.daemon_http,
+                token=alive.token,
+                provider_data=data,
+            )
             if there != record:
                 self.registry.put(there)
 
@@ -315,7 +389,9 @@ class Manager:
         return shown[0] if count == 1 else {"sandboxes": shown}
 
     async def _images(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        """Where both providers are on and Docker does not answer, what works is listed; an engine that was asked for alone is an error."""
+        """Where both providers are on and Docker does not answer, what works is listed; an engine that was
+        asked for alone is an error.
+        """
         found: set[str] = set()
         failed: OperationError | None = None
         for name, provider in self.providers.items():
@@ -330,15 +406,25 @@ class Manager:
         return {"images": sorted(found)}
 
     async def _directories(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        path = arguments.text(args, "path", "list_workspace_directories") if args.get("path") is not None else None
+        path = (
+            arguments.text(args, "path", "list_workspace_directories")
+            if args.get("path") is not None
+            else None
+        )
         configured, allowed = self.config.manager.workspace_roots, bounds.of_request(args).roots
         if allowed is not None:
             within = [os.path.realpath(root) for root in configured or ("/",)]
-            allowed = tuple(root for root in allowed if roots.inside(root, within) and os.path.realpath(root) == root)
+            allowed = tuple(
+                root for root in allowed if roots.inside(root, within) and os.path.realpath(root) == root
+            )
         return await self.run(roots.list_directories, path, configured if allowed is None else allowed)
 
     async def _list(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        return {"sandboxes": list(await asyncio.gather(*(self.silence.shown(record, ask=False) for record in self.registry)))}
+        return {
+            "sandboxes": list(
+                await asyncio.gather(*(self.silence.shown(record, ask=False) for record in self.registry))
+            )
+        }
 
     async def _inspect(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         record = self.registry.get(arguments.text(args, "sandbox_id", "inspect_sandbox"))
@@ -348,7 +434,11 @@ class Manager:
         if_clean = _checked("destroy_sandbox", args)["if_clean"]
         sandbox_id = arguments.text(args, "sandbox_id", "destroy_sandbox")
         record = self.registry.get(sandbox_id)
-        discarded = await self._would_discard(record, request_id, exactly=if_clean) if record.state == "ready" else None
+        discarded = (
+            await self._would_discard(record, request_id, exactly=if_clean)
+            if record.state == "ready"
+            else None
+        )
         if if_clean:
             _refuse_unpublished(record, discarded)
         record = self.registry.move(sandbox_id, ("ready", "failed", "stopped"), "stopping")
@@ -372,13 +462,16 @@ class Manager:
             result["warnings"] = warnings
         return result
 
-    async def _would_discard(self, record: SandboxRecord, request_id: str, *, exactly: bool) -> dict[str, Any] | None:
-        """Work that a destroy would discard: unexported layers, open sessions, drafts, dead sessions that are not drafts.
+    async def _would_discard(
+        self, record: SandboxRecord, request_id: str, *, exactly: bool
+    ) -> dict[str, Any] | None:
+        """Work that a destroy would discard: unexported layers, open sessions, drafts, dead sessions that are
+        not drafts.
 
         None when the agent does not answer.
 
-        `unpublished`: `paths`, their `count`, `bytes` and `truncated` are of the sessions; each of its `drafts` and `dead_sessions` has figures
-        of its own.
+        `unpublished`: `paths`, their `count`, `bytes` and `truncated` are of the sessions; each of its
+        `drafts` and `dead_sessions` has figures of its own.
 
         Args:
             exactly: look at each session as a publish would, however long that takes.
@@ -389,7 +482,9 @@ class Manager:
         timeout_s = CHECK_BEFORE_DESTROY_S if exactly else ASK_BEFORE_DESTROY_S
         own_id = f"{request_id}:unpublished"
         try:
-            found = await self.forwarder.request(record.id, "unpublished_work", {"clean": exactly}, request_id=own_id, timeout_s=timeout_s)
+            found = await self.forwarder.request(
+                record.id, "unpublished_work", {"clean": exactly}, request_id=own_id, timeout_s=timeout_s
+            )
         except OperationError:
             return None
         if is_error(found):
@@ -410,25 +505,38 @@ class Manager:
                 "bytes": sum(int(row["bytes"]) for row in work),
                 "truncated": len(changed) > DISCARDED_PATHS or any(row["truncated"] for row in work),
                 "drafts": [{key: row.get(key) for key in ("draft_id", "paths", "bytes")} for row in drafts],
-                **({"dead_sessions": [{key: row.get(key) for key in DEAD_KEYS} for row in dead]} if dead else {}),
+                **(
+                    {"dead_sessions": [{key: row.get(key) for key in DEAD_KEYS} for row in dead]}
+                    if dead
+                    else {}
+                ),
             },
         }
 
     async def _start(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        """A sandbox whose container was stopped or whose agent is dead runs again; an agent that does not answer is replaced, one that does is left
-        alone."""
+        """A sandbox whose container was stopped or whose agent is dead runs again; an agent that does not
+        answer is replaced, one that does is left alone.
+        """
         sandbox_id = arguments.text(args, "sandbox_id", "start_sandbox")
         record = self.registry.get(sandbox_id)
         if record.state not in ("ready", "failed"):
             details = {"sandbox_id": sandbox_id, "state": record.state, "wanted": "ready"}
             raise OperationError(
-                INVALID_REQUEST, f"sandbox {sandbox_id} is {record.state}: it cannot be started", details, reason="wrong_state"
+                INVALID_REQUEST,
+                f"sandbox {sandbox_id} is {record.state}: it cannot be started",
+                details,
+                reason="wrong_state",
             )
         progress(f"starting {sandbox_id}")
         found = await self.silence.revive(record, progress)
         if found is None:
             details = {"sandbox_id": sandbox_id, "hint": "destroy_sandbox removes the record"}
-            raise OperationError(INTERNAL_ERROR, f"nothing of sandbox {sandbox_id} exists any more", details, reason="sandbox_vanished")
+            raise OperationError(
+                INTERNAL_ERROR,
+                f"nothing of sandbox {sandbox_id} exists any more",
+                details,
+                reason="sandbox_vanished",
+            )
         there = found.of(record)
         new = {key: getattr(there, key) for key in ("daemon", "daemon_http", "token", "provider_data")}
         moved = self.registry.move(sandbox_id, ("ready", "failed"), "ready", **new)
@@ -443,7 +551,9 @@ class Manager:
     async def _prune(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         dry_run = _checked("prune", args)["dry_run"]
         async with self.creation.paused():
-            used = {record.shared_base.root_hash for record in self.registry if record.shared_base is not None}
+            used = {
+                record.shared_base.root_hash for record in self.registry if record.shared_base is not None
+            }
             docker = self.providers.get("docker")
             return await self.run(
                 lambda: prune.perform(
@@ -464,9 +574,17 @@ class Manager:
             details = {
                 "sandbox_id": record.id,
                 "daemon_op": op,
-                "hint": "its work is kept: create another sandbox for new work, and save this one's (export_changes, file_read) before you destroy it",
+                "hint": (
+                    "its work is kept: create another sandbox for new work, and save this one's "
+                    "(export_changes, file_read) before you destroy it"
+                ),
             }
-            raise OperationError(OPERATION_FAILED, f"the agent of sandbox {record.id} is too old for {op}", details, reason="agent_too_old")
+            raise OperationError(
+                OPERATION_FAILED,
+                f"the agent of sandbox {record.id} is too old for {op}",
+                details,
+                reason="agent_too_old",
+            )
         return reply
 
     async def _export(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
@@ -490,7 +608,9 @@ class Manager:
     def _fleet(self, request_id: str) -> fleet.Fleet:
         limits = self.config.manager.observability_snapshot
         ready = [record for record in self.registry if record.state == "ready"]
-        asking = fleet.Asking(self.forwarder, request_id, limits.max_concurrent_requests, limits.timeout_ms / 1000)
+        asking = fleet.Asking(
+            self.forwarder, request_id, limits.max_concurrent_requests, limits.timeout_ms / 1000
+        )
         return fleet.Fleet(ready, asking, lambda sandbox_id: self.run(self.metrics.latest, sandbox_id))
 
     async def _cgroup(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
@@ -503,13 +623,20 @@ class Manager:
             availability, errors, series = await self.run(self.metrics.series, record.id, given["window_ms"])
         if not series:
             asked = {name: given[name] for name in ("scope", "window_ms")}
-            reply = await self.forwarder.request(record.id, "cgroup", asked, request_id=request_id, timeout_s=ANSWER_S)
+            reply = await self.forwarder.request(
+                record.id, "cgroup", asked, request_id=request_id, timeout_s=ANSWER_S
+            )
             if errors and not is_error(reply):
-                reply["availability"], reply["errors"] = fleet.second_best(reply["availability"]), [*errors, *reply["errors"]]
+                reply["availability"], reply["errors"] = (
+                    fleet.second_best(reply["availability"]),
+                    [*errors, *reply["errors"]],
+                )
             return reply
         topology: dict[str, Any] | None = None
         try:
-            reply = await self.forwarder.request(record.id, "topology", {}, request_id=f"{request_id}:topology", timeout_s=ASK_TOPOLOGY_S)
+            reply = await self.forwarder.request(
+                record.id, "topology", {}, request_id=f"{request_id}:topology", timeout_s=ASK_TOPOLOGY_S
+            )
             topology = reply.get("topology")
         except OperationError as error:
             availability, errors = "partial", [*errors, fleet.cut(error.message)]
@@ -533,7 +660,10 @@ def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> 
         details: dict[str, Any] = {
             "sandbox_id": record.id,
             "state": record.state,
-            "hint": "start_sandbox first, then ask again; without if_clean whatever it holds unpublished is thrown away",
+            "hint": (
+                "start_sandbox first, then ask again; without if_clean whatever it holds unpublished is "
+                "thrown away"
+            ),
         }
         message = f"the agent of sandbox {record.id} does not say whether anything is unpublished"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_unknown")
@@ -543,8 +673,15 @@ def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> 
         hint = "end the commands, publish the sessions, publish or discard the drafts"
         if dead:
             hint += ", recover_workspace_session or destroy_workspace_session for dead sessions"
-        details = {"sandbox_id": record.id, "unpublished": work, "hint": f"{hint}; without if_clean all of it is thrown away"}
-        message = f"sandbox {record.id} has unpublished work or running commands: {len(work['sessions'])} sessions, {len(drafts)} drafts"
+        details = {
+            "sandbox_id": record.id,
+            "unpublished": work,
+            "hint": f"{hint}; without if_clean all of it is thrown away",
+        }
+        message = (
+            f"sandbox {record.id} has unpublished work or running commands: {len(work['sessions'])} "
+            f"sessions, {len(drafts)} drafts"
+        )
         if dead:
             message += f", {len(dead)} dead sessions whose work is not a draft"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")

@@ -1,4 +1,6 @@
-"""Parts of the manager that creation, diagnosis and the watch over hung agents use, as a protocol: they do not import it."""
+"""Parts of the manager that creation, diagnosis and the watch over hung agents use, as a protocol: they do
+not import it.
+"""
 
 from __future__ import annotations
 

@@ -30,10 +30,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Metrics:
-    """Rings of the sandboxes whose provider can say what they use. The thread never keeps a gateway from ending: an engine may hang."""
+    """Rings of the sandboxes whose provider can say what they use. The thread never keeps a gateway from
+    ending: an engine may hang.
+    """
 
     def __init__(
-        self, config: Config, directory: str, records: Callable[[], Iterable[SandboxRecord]], provider: Callable[[str], Provider]
+        self,
+        config: Config,
+        directory: str,
+        records: Callable[[], Iterable[SandboxRecord]],
+        provider: Callable[[str], Provider],
     ) -> None:
         chosen = _chosen(config)
         stats = chosen.resource_stats
@@ -100,7 +106,9 @@ class Metrics:
         with self._lock, contextlib.suppress(OSError):
             self._problems.pop(sandbox_id, None)
             self._rest_until.pop(sandbox_id, None)
-            ring = self._rings.pop(sandbox_id, None) or Ring(os.path.join(self._directory, f"{sandbox_id}.ring"))
+            ring = self._rings.pop(sandbox_id, None) or Ring(
+                os.path.join(self._directory, f"{sandbox_id}.ring")
+            )
             if _NAME.fullmatch(sandbox_id):
                 os.unlink(ring.path)
             os.rmdir(self._directory)
@@ -111,7 +119,11 @@ class Metrics:
         """(availability, errors, points within the window, oldest first)."""
         samples = self._samples(sandbox_id)
         since = time.time() * 1000 - window_ms
-        points = [_point(sample, before) for before, sample in zip([None, *samples], samples, strict=False) if sample.ts >= since]
+        points = [
+            _point(sample, before)
+            for before, sample in zip([None, *samples], samples, strict=False)
+            if sample.ts >= since
+        ]
         return *self._word(sandbox_id, samples), points[-POINTS_MAX:]
 
     def latest(self, sandbox_id: str) -> tuple[str, list[str], dict[str, Any] | None]:

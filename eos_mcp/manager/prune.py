@@ -1,7 +1,8 @@
 """Find, and remove on request, what no sandbox uses any more: shared volumes, copies of workspaces, runtimes.
 
-A cache may serve several gateways. Each notes in `<cache>/<root_hash>/users/` that it uses a base, and where its registry is; a base goes when no
-registry of those names it. A runtime goes when no process runs from it. A volume is asked of the engine, which knows who has it mounted.
+A cache may serve several gateways. Each notes in `<cache>/<root_hash>/users/` that it uses a base, and where
+its registry is; a base goes when no registry of those names it. A runtime goes when no process runs from it.
+A volume is asked of the engine, which knows who has it mounted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,12 @@ class Engine(Protocol):
 
 
 def perform(
-    places: Places, used: Iterable[str], engine: Engine | None, *, dry_run: bool, progress: Callable[[str], None]
+    places: Places,
+    used: Iterable[str],
+    engine: Engine | None,
+    *,
+    dry_run: bool,
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """The result of `prune`: what could go, or what went and what did not."""
     found = find(places.bases, places.bundles, places.registry, used)
@@ -115,7 +121,12 @@ def find(bases: str, bundles: str, registry_path: str, used: Iterable[str]) -> l
         used: root hashes that this gateway's own records name. No creation of it may be under way.
     Cost: a walk over each tree that could go, for its size.
     """
-    return [*_bases(bases, registry_path, frozenset(used)), *_bundles(bundles), *_scrap(bases), *_scrap(bundles)]
+    return [
+        *_bases(bases, registry_path, frozenset(used)),
+        *_bundles(bundles),
+        *_scrap(bases),
+        *_scrap(bundles),
+    ]
 
 
 def remove(item: Item) -> None:
@@ -134,16 +145,25 @@ def remove(item: Item) -> None:
 def _bases(cache: str, registry_path: str, used: frozenset[str]) -> Iterator[Item]:
     for name in _names(cache):
         path = os.path.join(cache, name)
-        if _HASH.fullmatch(name) and name not in used and os.path.isdir(os.path.join(path, "base", BASE_LAYER)):
+        if (
+            _HASH.fullmatch(name)
+            and name not in used
+            and os.path.isdir(os.path.join(path, "base", BASE_LAYER))
+        ):
             users = list(_users(path))
-            if users and not any(other != registry_path and _may_use(file, other, name) for file, other in users):
+            if users and not any(
+                other != registry_path and _may_use(file, other, name) for file, other in users
+            ):
                 yield Item("base", name, path, _size(path))
 
 
 def _users(path: str) -> Iterator[tuple[str, str]]:
     folder = os.path.join(path, USERS)
     for name in _names(folder):
-        with contextlib.suppress(OSError), open(os.path.join(folder, name), encoding="utf-8", errors="surrogateescape") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(folder, name), encoding="utf-8", errors="surrogateescape") as file,
+        ):
             yield file.name, file.read()
 
 
@@ -172,7 +192,12 @@ def _bundles(folder: str) -> Iterator[Item]:
     running = _running_below(folder)
     for name in _names(folder):
         path = os.path.join(folder, name)
-        if _HASH.fullmatch(name) and os.path.isdir(path) and name not in running and (newest is None or newest.sha != name):
+        if (
+            _HASH.fullmatch(name)
+            and os.path.isdir(path)
+            and name not in running
+            and (newest is None or newest.sha != name)
+        ):
             yield Item("runtime", name, path, _size(path))
 
 

@@ -31,14 +31,18 @@ FOR_A_PERSON = {
     "with_git": "with_git",
     "on_conflict": "allow_overwrite",
 }
-"""Arguments that lower a guard, each with the server flag that lets a model pass it. `on_conflict`: `overwrite` only."""
+"""Arguments that lower a guard, each with the server flag that lets a model pass it. `on_conflict`:
+`overwrite` only.
+"""
 ASK_S = 5.0
 ROOTS_MAX = 256
 SEEN_MAX = 4096
 """Limit of remembered roots of one client; a later root is used unresolved."""
 
 
-def carried(options: ServerOptions, name: str, args: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
+def carried(
+    options: ServerOptions, name: str, args: Mapping[str, Any], roots: Sequence[str] | None
+) -> dict[str, Any]:
     """Return the arguments for the gateway, with the directories that this server allows.
 
     Raises:
@@ -51,7 +55,10 @@ def carried(options: ServerOptions, name: str, args: Mapping[str, Any], roots: S
         if not given or (guard == "on_conflict" and given != "overwrite") or flag in options.allowed:
             continue
         what = guard if given is True else f"{guard} {given}"
-        hint = f"ask the user: they can start the server with --{flag.replace('_', '-')}, or make this call with the command line"
+        hint = (
+            f"ask the user: they can start the server with --{flag.replace('_', '-')}, or make this call "
+            f"with the command line"
+        )
         raise OperationError(
             INVALID_REQUEST,
             f"{name} was not called: this server does not let a model pass {what}",
@@ -64,22 +71,31 @@ def carried(options: ServerOptions, name: str, args: Mapping[str, Any], roots: S
 
 def by_command_line(options: ServerOptions) -> list[str] | None:
     """Directories of `--root`, resolved when the server starts; None without `--root`."""
-    return settled([(os.path.abspath(root), os.path.realpath(root)) for root in options.roots]) if options.roots else None
+    return (
+        settled([(os.path.abspath(root), os.path.realpath(root)) for root in options.roots])
+        if options.roots
+        else None
+    )
 
 
 def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
     """Return the targets of roots, given as (path, target).
 
-    A root that is a symlink inside another root and leads out of it is left out: an export into the other root
-    may have created the symlink, which would allow any directory after the next start.
+    A root that is a symlink inside another root and leads out of it is left out: an export into the other
+    root may have created the symlink, which would allow any directory after the next start.
     """
     out: list[str] = []
     for path, real in roots:
         named = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        around = [other for _, other in roots if other != real and inside(named, [other]) and not inside(real, [other])]
+        around = [
+            other
+            for _, other in roots
+            if other != real and inside(named, [other]) and not inside(real, [other])
+        ]
         if around:
             log.warning(
-                "root %s is ignored: it is a symlink in the root %s and leads to %s; to allow that directory, name it as a root",
+                "root %s is ignored: it is a symlink in the root %s and leads to %s; to allow that "
+                "directory, name it as a root",
                 path,
                 around[0],
                 real,
@@ -90,7 +106,7 @@ def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def bounded(options: ServerOptions) -> bool:
-    """Return True when calls are limited to directories: always for eos-mcp, with `--root` for sandbox-mcp."""
+    """Return True when calls are limited to directories: always for eos-mcp, with `--root` for sandbox-mcp."""  # noqa: E501
     return options.program == EOS or bool(options.roots)
 
 
@@ -114,7 +130,9 @@ async def asked(ctx: ServerRequestContext[Any], options: ServerOptions, resolved
     if options.transport == "stdio":
         found = await _clients(ctx)
         if found is not None:
-            return [root for root in settled([(path, resolved.of(path)) for path in found]) if not _wide(root)]
+            return [
+                root for root in settled([(path, resolved.of(path)) for path in found]) if not _wide(root)
+            ]
     return where_started()
 
 

@@ -19,7 +19,9 @@ from eos_mcp.mcp.tools import Tools
 
 
 class App(NamedTuple):
-    """`server` speaks the protocol, `tools` does the work; set `tools.closing` before calls are cut off at the end."""
+    """`server` speaks the protocol, `tools` does the work; set `tools.closing` before calls are cut off at
+    the end.
+    """
 
     server: Server[Any]
     tools: Tools
@@ -27,10 +29,17 @@ class App(NamedTuple):
 
 def log_to_stderr() -> None:
     """Warnings and errors, ours and the SDK's, one line each on standard error."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
 
 
-def build(options: ServerOptions, *, gateway: ToolGateway | None = None, operations: Sequence[Operation] | None = None) -> App:
+def build(
+    options: ServerOptions,
+    *,
+    gateway: ToolGateway | None = None,
+    operations: Sequence[Operation] | None = None,
+) -> App:
     """The server of this command line.
 
     Args:

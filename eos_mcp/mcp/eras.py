@@ -1,8 +1,8 @@
 """Both protocol eras on one pipe.
 
 The SDK locks a pipe to the era of its first request, so it would refuse a client that probes with
-`server/discover` and falls back to `initialize`. Here each era has a lane, a `Server.run` over streams in memory,
-made when first needed; the envelope of a request names its era (MCP specification, versioning).
+`server/discover` and falls back to `initialize`. Here each era has a lane, a `Server.run` over streams in
+memory, made when first needed; the envelope of a request names its era (MCP specification, versioning).
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ RequestId = str | int
 
 
 class Lanes:
-    """Lines of the client to the SDK, and messages of the SDK to the client. Called in the event loop's thread only.
+    """Lines of the client to the SDK, and messages of the SDK to the client. Called in the event loop's
+    thread only.
 
     An invalid message is answered with an error that carries its id; it is logged when the id cannot be read,
     since strict clients fail on an answer without id, and a request without answer blocks its caller.
     """
 
-    def __init__(self, server: Server[Any], tasks: anyio.abc.TaskGroup, write: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, server: Server[Any], tasks: anyio.abc.TaskGroup, write: Callable[[bytes], None]
+    ) -> None:
         self._server, self._tasks, self._write = server, tasks, write
         self._lanes: dict[str, MemoryObjectSendStream[SessionMessage | Exception]] = {}
         self._open: Counter[RequestId] = Counter()  # requests that will get an answer and have none yet
@@ -50,8 +53,8 @@ class Lanes:
         """Pass one line on.
 
         Args:
-            answered: id of a request that was answered from the handshake table; the SDK gets the request, and
-                its own answer is discarded.
+            answered: id of a request that was answered from the handshake table; the SDK gets the request,
+                and its own answer is discarded.
         """
         if not line.strip():
             return
@@ -97,7 +100,9 @@ class Lanes:
             inward, read = anyio.create_memory_object_stream[SessionMessage | Exception](float("inf"))
             written, outward = anyio.create_memory_object_stream[SessionMessage](float("inf"))
             self._lanes[era] = inward
-            self._tasks.start_soon(self._server.run, read, written, self._server.create_initialization_options())
+            self._tasks.start_soon(
+                self._server.run, read, written, self._server.create_initialization_options()
+            )
             self._tasks.start_soon(self._pump, outward)
         return self._lanes[era]
 
@@ -113,7 +118,10 @@ class Lanes:
             if answers in self._answered:
                 self._answered.discard(answers)
                 if isinstance(message, types.JSONRPCError):
-                    log.warning("the SDK refused an opening request that was already answered: %s", message.error.message)
+                    log.warning(
+                        "the SDK refused an opening request that was already answered: %s",
+                        message.error.message,
+                    )
                 return
         try:
             line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
@@ -164,8 +172,13 @@ class Lanes:
 
 
 def _era(message: types.JSONRPCMessage) -> str:
-    """`MODERN` for a message with an envelope, except `initialize`, which only the handshake era has; else `LEGACY`."""
-    if not isinstance(message, (types.JSONRPCRequest, types.JSONRPCNotification)) or message.method == "initialize":
+    """`MODERN` for a message with an envelope, except `initialize`, which only the handshake era has; else
+    `LEGACY`.
+    """
+    if (
+        not isinstance(message, (types.JSONRPCRequest, types.JSONRPCNotification))
+        or message.method == "initialize"
+    ):
         return LEGACY
     meta = (message.params or {}).get("_meta")
     return MODERN if isinstance(meta, dict) and VERSION_KEY in meta else LEGACY
@@ -186,7 +199,9 @@ _TAIL = re.compile(rb',\s*"id"\s*:\s*(-?\d{1,18}|"[^"\\]{0,200}")\s*(?:,\s*"json
 
 
 def _id_at_edge(head: bytes, tail: bytes) -> RequestId | None:
-    """Id of a message that cannot be parsed as a whole, when it is the first or the last member, as clients write it."""
+    """Id of a message that cannot be parsed as a whole, when it is the first or the last member, as clients
+    write it.
+    """
     found = _HEAD.match(head) or _TAIL.search(tail)
     if found is None:
         return None

@@ -1,4 +1,6 @@
-"""Event loop of the stdio runner: pass the reader's lines to the lanes until the shutdown begins. Imports the SDK."""
+"""Event loop of the stdio runner: pass the reader's lines to the lanes until the shutdown begins. Imports the
+SDK.
+"""
 
 from __future__ import annotations
 

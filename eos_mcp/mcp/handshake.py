@@ -1,7 +1,8 @@
 """The answer to a client's opening request from a table, without the SDK. Standard library only.
 
-Some clients give up when nothing came within 0.6 s, which is what `import mcp` alone takes. So `initialize` and `server/discover` are
-answered here while the SDK is being imported. What is not of the plain, valid form is left to the SDK. A test holds both answers equal.
+Some clients give up when nothing came within 0.6 s, which is what `import mcp` alone takes. So `initialize`
+and `server/discover` are answered here while the SDK is being imported. What is not of the plain, valid form
+is left to the SDK. A test holds both answers equal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ CAPABILITIES = {
 
 
 class Opening(NamedTuple):
-    """`reply` is the line to send. `initialize`: the SDK must still see the request, so that it knows the client."""
+    """`reply` is the line to send. `initialize`: the SDK must still see the request, so that it knows the
+    client.
+    """
 
     request_id: str | int
     method: str
@@ -41,10 +44,19 @@ def answer(line: bytes, who: ServerIdentity) -> Opening | None:
         message = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not _mapping(message) or message.get("jsonrpc") != "2.0" or set(message) - {"jsonrpc", "id", "method", "params"}:
+    if (
+        not _mapping(message)
+        or message.get("jsonrpc") != "2.0"
+        or set(message) - {"jsonrpc", "id", "method", "params"}
+    ):
         return None
     request_id, method, params = message.get("id"), message.get("method"), message.get("params")
-    if isinstance(request_id, bool) or not isinstance(request_id, (str, int)) or not _mapping(params) or not _encodable(line):
+    if (
+        isinstance(request_id, bool)
+        or not isinstance(request_id, (str, int))
+        or not _mapping(params)
+        or not _encodable(line)
+    ):
         return None
     if method == "initialize":
         result = _initialize(params, who)
@@ -54,15 +66,23 @@ def answer(line: bytes, who: ServerIdentity) -> Opening | None:
         return None
     if result is None:
         return None
-    reply = json.dumps({"jsonrpc": "2.0", "id": request_id, "result": result}, separators=(",", ":"), ensure_ascii=False)
+    reply = json.dumps(
+        {"jsonrpc": "2.0", "id": request_id, "result": result}, separators=(",", ":"), ensure_ascii=False
+    )
     return Opening(request_id, method, reply.encode() + b"\n")
 
 
 def _initialize(params: dict[str, Any], who: ServerIdentity) -> dict[str, Any] | None:
-    if set(params) - {"protocolVersion", "capabilities", "clientInfo", "_meta"} or not _mapping(params.get("_meta", {})):
+    if set(params) - {"protocolVersion", "capabilities", "clientInfo", "_meta"} or not _mapping(
+        params.get("_meta", {})
+    ):
         return None
     wanted = params.get("protocolVersion")
-    if not isinstance(wanted, str) or not _plain_client(params.get("clientInfo")) or not _plain_capabilities(params.get("capabilities")):
+    if (
+        not isinstance(wanted, str)
+        or not _plain_client(params.get("clientInfo"))
+        or not _plain_capabilities(params.get("capabilities"))
+    ):
         return None
     return {
         "capabilities": CAPABILITIES,
@@ -76,7 +96,9 @@ def _discover(params: dict[str, Any], who: ServerIdentity) -> dict[str, Any] | N
     meta = params.get("_meta")
     if set(params) != {"_meta"} or not _mapping(meta) or meta.get(VERSION_KEY) != MODERN_VERSION:
         return None
-    if set(meta) - {VERSION_KEY, CLIENT_KEY, CAPABILITIES_KEY} or not _plain_capabilities(meta.get(CAPABILITIES_KEY)):
+    if set(meta) - {VERSION_KEY, CLIENT_KEY, CAPABILITIES_KEY} or not _plain_capabilities(
+        meta.get(CAPABILITIES_KEY)
+    ):
         return None
     if CLIENT_KEY in meta and not _plain_client(meta[CLIENT_KEY]):
         return None
@@ -111,7 +133,10 @@ def _encodable(line: bytes) -> bool:
 def _plain_client(value: object) -> bool:
     if not _mapping(value) or not {"name", "version"} <= set(value):
         return False
-    return all(name in ("name", "version", "title", "websiteUrl", "description") and isinstance(text, str) for name, text in value.items())
+    return all(
+        name in ("name", "version", "title", "websiteUrl", "description") and isinstance(text, str)
+        for name, text in value.items()
+    )
 
 
 def _plain_capabilities(value: object) -> bool:
@@ -120,9 +145,13 @@ def _plain_capabilities(value: object) -> bool:
         return False
     for name, found in value.items():
         if name == "roots":
-            if not _mapping(found) or any(key != "listChanged" or not isinstance(inner, bool) for key, inner in found.items()):
+            if not _mapping(found) or any(
+                key != "listChanged" or not isinstance(inner, bool) for key, inner in found.items()
+            ):
                 return False
-        elif not _mapping(found) or not all(_mapping(inner) and (name != "tasks" or _objects(inner)) for inner in found.values()):
+        elif not _mapping(found) or not all(
+            _mapping(inner) and (name != "tasks" or _objects(inner)) for inner in found.values()
+        ):
             return False
     return True
 

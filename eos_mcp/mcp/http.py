@@ -1,4 +1,6 @@
-"""Streamable HTTP at `/mcp`, or the older HTTP+SSE at `/sse` and `/messages/`, behind one guard. Imports the SDK and uvicorn."""
+"""Streamable HTTP at `/mcp`, or the older HTTP+SSE at `/sse` and `/messages/`, behind one guard. Imports the
+SDK and uvicorn.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,19 @@ _UNCHECKED = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
 def application(app: App, options: ServerOptions, token: str, door: Door) -> ASGIApp:
-    """The ASGI application of `options.transport`; Every request must carry `token`; `door` limits connections that did not."""
+    """The ASGI application of `options.transport`; Every request must carry `token`; `door` limits
+    connections that did not.
+    """
     inner = _streamable(app) if options.transport == "http" else _sse(app)
-    return HttpGuard(inner, token=token, bind_host=options.host, names=options.allow_hosts, passed=door.passed)
+    return HttpGuard(
+        inner, token=token, bind_host=options.host, names=options.allow_hosts, passed=door.passed
+    )
 
 
 def run(options: ServerOptions, app: App | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, then end the process; returns only when it cannot begin, with the exit code. A line on standard error says where it listens."""
+    """Serve until SIGTERM or SIGINT, then end the process; returns only when it cannot begin, with the exit
+    code. A line on standard error says where it listens.
+    """
     try:
         path = os.path.abspath(options.token_file or os.path.join(paths.state_dir(), "mcp.token"))
         token = token_file.ensure(path)
@@ -60,8 +68,11 @@ def run(options: ServerOptions, app: App | None = None) -> int:
         lifespan="on",
     )
     server = _Server(config, app)
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}/{'mcp' if options.transport == 'http' else 'sse'}"
-    sys.stderr.write(f"{options.program}: listening on {where}; clients send the token in {path} as Authorization: Bearer\n")
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}/{'mcp' if options.transport == 'http' else 'sse'}"  # noqa: E501
+    sys.stderr.write(
+        f"{options.program}: listening on {where}; clients send the token in {path} as Authorization: "
+        f"Bearer\n"
+    )
     sys.stderr.flush()
     # uvicorn shuts down at these signals and then raises them again: ignore the second ones.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
@@ -85,8 +96,14 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        hint = "; another program listens there: choose another --port, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
-        raise OperationError(CONFIG_ERROR, f"cannot listen on {host} port {port}: {error.strerror or error}{hint}") from None
+        hint = (
+            "; another program listens there: choose another --port, or 0 for any free one"
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        raise OperationError(
+            CONFIG_ERROR, f"cannot listen on {host} port {port}: {error.strerror or error}{hint}"
+        ) from None
     return sock
 
 
@@ -103,7 +120,9 @@ class _Server(uvicorn.Server):
 
 
 def _streamable(app: App) -> Starlette:
-    manager = StreamableHTTPSessionManager(app.server, security_settings=_UNCHECKED, max_request_body_size=MAX_MESSAGE_BYTES)
+    manager = StreamableHTTPSessionManager(
+        app.server, security_settings=_UNCHECKED, max_request_body_size=MAX_MESSAGE_BYTES
+    )
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -117,7 +136,9 @@ def _streamable(app: App) -> Starlette:
 
 
 def _sse(app: App) -> Starlette:
-    transport = SseServerTransport("/messages/", security_settings=_UNCHECKED, max_request_body_size=MAX_MESSAGE_BYTES)
+    transport = SseServerTransport(
+        "/messages/", security_settings=_UNCHECKED, max_request_body_size=MAX_MESSAGE_BYTES
+    )
 
     async def events(scope: Scope, receive: Receive, send: Send) -> None:
         async with transport.connect_sse(scope, receive, send) as (read, write):

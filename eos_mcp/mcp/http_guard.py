@@ -1,7 +1,7 @@
 """ASGI middleware: check Host, Origin and bearer token of each HTTP request before MCP reads it.
 
-Host and Origin are checked for any bound address: a web page whose name resolves to this machine (DNS rebinding)
-sends its own name. A numeric address cannot be such a name; other names must be in a list.
+Host and Origin are checked for any bound address: a web page whose name resolves to this machine (DNS
+rebinding) sends its own name. A numeric address cannot be such a name; other names must be in a list.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class HttpGuard:
-    """Answers 421 for a foreign Host, 403 for a foreign Origin, 401 without the token; else calls the inner application."""
+    """Answers 421 for a foreign Host, 403 for a foreign Origin, 401 without the token; else calls the inner
+    application.
+    """
 
     def __init__(
-        self, inner: ASGIApp, *, token: str, bind_host: str, names: Sequence[str] = (), passed: Callable[[Any], None] | None = None
+        self,
+        inner: ASGIApp,
+        *,
+        token: str,
+        bind_host: str,
+        names: Sequence[str] = (),
+        passed: Callable[[Any], None] | None = None,
     ) -> None:
         """
         Args:
@@ -54,7 +62,10 @@ class HttpGuard:
     def _judge(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str]:
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._ours(hosts[0].decode("latin-1")):
-            return 421, "this server does not serve that Host; start it with --allow-host NAME to allow the name"
+            return (
+                421,
+                "this server does not serve that Host; start it with --allow-host NAME to allow the name",
+            )
         for origin in (value.decode("latin-1") for name, value in headers if name == b"origin"):
             scheme, separator, rest = origin.partition("://")
             if not separator or scheme not in ("http", "https") or not self._ours(rest):
@@ -106,7 +117,11 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 async def _refuse(send: Send, status: int, why: str) -> None:
     body = json.dumps({"error": {"status": status, "message": why}}, separators=(",", ":")).encode() + b"\n"
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
     if status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="eos"'))
     await send({"type": "http.response.start", "status": status, "headers": headers})

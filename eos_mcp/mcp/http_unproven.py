@@ -22,7 +22,9 @@ class Door:
     """Unauthenticated connections of one server. The first accepted request of a connection removes it."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, int], tuple[H11Protocol, asyncio.TimerHandle]] = {}  # by the peer's address and port, oldest first
+        self._waiting: dict[
+            tuple[str, int], tuple[H11Protocol, asyncio.TimerHandle]
+        ] = {}  # by the peer's address and port, oldest first
         self._of: Counter[str] = Counter()
 
     def __len__(self) -> int:

@@ -1,6 +1,8 @@
-"""Results as text that a model reads: complete by itself, since some clients show it and nothing else; compact, since it costs tokens.
+"""Results as text that a model reads: complete by itself, since some clients show it and nothing else;
+compact, since it costs tokens.
 
-Every operation has the common form, compact JSON. Those that are called all the time, or whose answer says what to do next, have their own.
+Every operation has the common form, compact JSON. Those that are called all the time, or whose answer says
+what to do next, have their own.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ def result(name: str, args: Object, reply: Object) -> str:
         return compact(reply)
     try:
         return form(args, reply)
-    except (TypeError, ValueError, LookupError, AttributeError):  # a reply of another shape than the form knows
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ):  # a reply of another shape than the form knows
         return compact(reply)
 
 
@@ -78,7 +85,10 @@ def head_and_tail(text: str, first_line: int, more: Callable[[int], str]) -> str
     tail = tail[tail.find("\n") + 1 :] or tail
     left_out = len(text) - len(head) - len(tail)
     line = first_line + head.count("\n")
-    mark = f"[... {left_out} characters left out of {len(text.encode(errors='replace'))} bytes; {more(line)} ...]"
+    mark = (
+        f"[... {left_out} characters left out of {len(text.encode(errors='replace'))} bytes; "
+        f"{more(line)} ...]"
+    )
     return f"{head.rstrip(chr(10))}\n{mark}\n{tail}"
 
 
@@ -106,7 +116,9 @@ def _command(args: Object, reply: Object) -> str:
     about.append(f"lines {start} to {end} of {total}" if (start, end) != (0, total) else f"{total} lines")
     if command_id:
         about.append(f"command_session_id {command_id}")
-    if reply.get("workspace_session_id") and status == "running":  # a session of the command's own is gone with it
+    if (
+        reply.get("workspace_session_id") and status == "running"
+    ):  # a session of the command's own is gone with it
         about.append(f"workspace_session_id {reply['workspace_session_id']}")
     lines = ["; ".join(about)]
     output = str(reply.get("output") or "")
@@ -122,7 +134,11 @@ def _command(args: Object, reply: Object) -> str:
     elif output:
         lines += ["", head_and_tail(output, int(start or 0), more), ""]
     if reply.get("stderr"):
-        lines += ["stderr:", head_and_tail(str(reply["stderr"]), 0, lambda _line: "run it again with stderr in a file"), ""]
+        lines += [
+            "stderr:",
+            head_and_tail(str(reply["stderr"]), 0, lambda _line: "run it again with stderr in a file"),
+            "",
+        ]
     lines += _command_notes(reply, command_id, end, total)
     return "\n".join(lines).rstrip("\n")
 
@@ -135,34 +151,48 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
         notes.append(f"more output: read_command_lines command_session_id={command_id} start_offset={end}")
     if reply.get("leader_exit_code") is not None:
         notes.append(
-            f"the command itself ended with exit code {reply['leader_exit_code']}; it waits for {compact(reply.get('waiting_on') or [])}"
+            f"the command itself ended with exit code {reply['leader_exit_code']}; it waits for "
+            f"{compact(reply.get('waiting_on') or [])}"
         )
     if reply.get("left_behind") and reply["left_behind"] != reply.get("waiting_on"):
-        notes.append(f"still running apart from the command, ended with its session: {compact(reply['left_behind'])}")
+        notes.append(
+            f"still running apart from the command, ended with its session: {compact(reply['left_behind'])}"
+        )
     publish = reply.get("publish")
     if is_object(publish) and not reply.get("publish_rejected"):
-        notes.append(_published(publish) if "revision" in publish or publish.get("published") else _kept(reply))
+        notes.append(
+            _published(publish) if "revision" in publish or publish.get("published") else _kept(reply)
+        )
     if reply.get("publish_rejected"):
         rejection = reply.get("publish_rejection")
         notes.append(
-            f"NOT PUBLISHED ({reply.get('publish_reject_class')}): the command ran, its changes are kept in {reply.get('draft_id') or 'a draft'}"
+            f"NOT PUBLISHED ({reply.get('publish_reject_class')}): the command ran, its changes are kept in "
+            f"{reply.get('draft_id') or 'a draft'}"
         )
         if is_object(rejection):
             notes += render_conflicts.rejection(rejection)
         notes.append(render_conflicts.next_step(reply))
     if reply.get("finalization_failed"):
-        notes.append(f"closing the session failed: {reply.get('finalization_failure_class')}; its work is kept, see list_drafts")
+        notes.append(
+            f"closing the session failed: {reply.get('finalization_failure_class')}; its work is kept, see "
+            f"list_drafts"
+        )
     if reply.get("finalizing"):
         notes.append("the command ended, its changes are being published")
     if reply.get("status") == "running" and command_id:
-        notes.append(f"still running; read on with read_command_lines command_session_id={command_id} start_offset={end}")
+        notes.append(
+            f"still running; read on with read_command_lines command_session_id={command_id} "
+            f"start_offset={end}"
+        )
     if reply.get("hint") and not reply.get("publish_rejected"):
         notes.append(f"next: {reply['hint']}")
     return notes
 
 
 def _kept(reply: Object) -> str:
-    work = f"its changes are kept in {reply['draft_id']}" if reply.get("draft_id") else "it had changed nothing"
+    work = (
+        f"its changes are kept in {reply['draft_id']}" if reply.get("draft_id") else "it had changed nothing"
+    )
     return f"NOT PUBLISHED ({reply.get('status')}): {work}"
 
 
@@ -171,19 +201,37 @@ def _published(publish: Object) -> str:
         return "published: nothing had changed"
     revision, routes = publish.get("revision"), publish.get("route_summary")
     version = revision.get("manifest_version") if is_object(revision) else publish.get("manifest_version")
-    counts = f" ({routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths)" if is_object(routes) else ""
+    counts = (
+        f" ({routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths)"
+        if is_object(routes)
+        else ""
+    )
     text = f"published as version {version}{counts}"
     if publish.get("dropped"):
-        text += f"; left out (sockets, pipes, devices, what a killed process left half done): {compact(publish['dropped'])}"
-    return text + ("; the disk refused the last sync: a power cut may still undo it" if publish.get("synced") is False else "")
+        text += (
+            f"; left out (sockets, pipes, devices, what a killed process left half done): "
+            f"{compact(publish['dropped'])}"
+        )
+    return text + (
+        "; the disk refused the last sync: a power cut may still undo it"
+        if publish.get("synced") is False
+        else ""
+    )
 
 
 def _file_read(args: Object, reply: Object) -> str:
     content = str(reply.get("content") or "")
     if reply.get("encoding") == "base64":
         first, count = int(reply["offset"]), int(reply["bytes_read"])
-        more = f"\n\nmore: file_read with offset={reply['next_offset']}" if reply.get("next_offset") is not None else ""
-        return f"{reply.get('path')}: bytes {first} to {first + count - 1} of {reply.get('total_bytes')}, in base64\n\n{content}{more}"
+        more = (
+            f"\n\nmore: file_read with offset={reply['next_offset']}"
+            if reply.get("next_offset") is not None
+            else ""
+        )
+        return (
+            f"{reply.get('path')}: bytes {first} to {first + count - 1} of {reply.get('total_bytes')}, "
+            f"in base64\n\n{content}{more}"
+        )
     start, shown = int(reply.get("start_line") or 1), int(reply.get("num_lines") or 0)
     following = reply.get("next_offset")
     if len(content) > TEXT_LIMIT:
@@ -193,20 +241,34 @@ def _file_read(args: Object, reply: Object) -> str:
             shown = kept.count("\n") + 1
             following = start + shown
         content = kept
-    lines = f"{reply.get('path')}: lines {start} to {start + shown - 1} of {reply.get('total_lines')}, {reply.get('total_bytes')} bytes"
+    lines = (
+        f"{reply.get('path')}: lines {start} to {start + shown - 1} of {reply.get('total_lines')}, "
+        f"{reply.get('total_bytes')} bytes"
+    )
     if not shown:
-        return f"{reply.get('path')}: no lines from {start} on; it has {reply.get('total_lines')} lines, {reply.get('total_bytes')} bytes"
+        return (
+            f"{reply.get('path')}: no lines from {start} on; it has {reply.get('total_lines')} lines, "
+            f"{reply.get('total_bytes')} bytes"
+        )
     tail = f"\n\nmore: file_read with offset={following}" if following is not None else ""
     if reply.get("line_cut_characters"):
-        tail = f"\n\n({reply['line_cut_characters']} more characters of this line: read them with a command, such as cut -c){tail}"
+        tail = (
+            f"\n\n({reply['line_cut_characters']} more characters of this line: read them with a "
+            f"command, such as cut -c){tail}"
+        )
     return f"{lines}\n\n{content}{tail}"
 
 
 def _file_search(args: Object, reply: Object) -> str:
     found = rows(reply.get("matches"))
     skipped = reply.get("skipped")
-    left_out = ", ".join(f"{count} {why}" for why, count in skipped.items() if count) if is_object(skipped) else ""
-    lines = [f"{len(found)} matches; {reply.get('files_searched')} files searched" + (f", left out: {left_out}" if left_out else "")]
+    left_out = (
+        ", ".join(f"{count} {why}" for why, count in skipped.items() if count) if is_object(skipped) else ""
+    )
+    lines = [
+        f"{len(found)} matches; {reply.get('files_searched')} files searched"
+        + (f", left out: {left_out}" if left_out else "")
+    ]
     path: object = None
     for match in found:
         if match.get("path") != path:
@@ -219,7 +281,11 @@ def _file_search(args: Object, reply: Object) -> str:
 
 
 def _where(args: Object) -> str:
-    return f"in session {args['workspace_session_id']} (private until published)" if args.get("workspace_session_id") else "and published"
+    return (
+        f"in session {args['workspace_session_id']} (private until published)"
+        if args.get("workspace_session_id")
+        else "and published"
+    )
 
 
 def _file_delete(args: Object, reply: Object) -> str:
@@ -231,7 +297,9 @@ def _file_move(args: Object, reply: Object) -> str:
 
 
 def _file_change(args: Object, reply: Object) -> str:
-    verb = {"create": "created", "update": "replaced", "edit": "edited"}.get(str(reply.get("type")), str(reply.get("type")))
+    verb = {"create": "created", "update": "replaced", "edit": "edited"}.get(
+        str(reply.get("type")), str(reply.get("type"))
+    )
     where = _where(args)
     text = f"{verb} {reply.get('path')} {where}: {reply.get('bytes_written')} bytes"
     if "replacements" in reply:
@@ -251,7 +319,9 @@ def _file_list(args: Object, reply: Object) -> str:
 def _name(entry: Object) -> str:
     kind = entry.get("kind") or entry.get("type")
     mark = {"directory": "/", "symlink": "@"}.get(str(kind), "")
-    return f"{entry.get('name') or entry.get('path')}{mark}" + (f"  {entry['size']}" if kind == "file" and "size" in entry else "")
+    return f"{entry.get('name') or entry.get('path')}{mark}" + (
+        f"  {entry['size']}" if kind == "file" and "size" in entry else ""
+    )
 
 
 def _sandbox(record: Object) -> str:
@@ -271,7 +341,11 @@ def _sandboxes(args: Object, reply: Object) -> str:
 
 
 def _record_rest(record: Object) -> str:
-    rest = {key: value for key, value in record.items() if key not in ("id", "state", "workspace_root") and value is not None}
+    rest = {
+        key: value
+        for key, value in record.items()
+        if key not in ("id", "state", "workspace_root") and value is not None
+    }
     return ("\n" + compact(rest)) if rest else ""
 
 
@@ -281,7 +355,8 @@ def _created(args: Object, reply: Object) -> str:
 
 def _images(args: Object, reply: Object) -> str:
     return (
-        "\n".join(str(name) for name in reply.get("images") or ()) or "no local images; pull or build one, or use host where it is offered"
+        "\n".join(str(name) for name in reply.get("images") or ())
+        or "no local images; pull or build one, or use host where it is offered"
     )
 
 
@@ -291,7 +366,10 @@ def _session(args: Object, reply: Object) -> str:
         about.append(f"base version {reply['base_version']}")
     if reply.get("draft_id"):
         about.append(f"with the work of {reply['draft_id']}")
-    reach = {"loopback_only": " (loopback only)", "no_egress": f" (own address {reply.get('address')}, no way out)"}
+    reach = {
+        "loopback_only": " (loopback only)",
+        "no_egress": f" (own address {reply.get('address')}, no way out)",
+    }
     about.append(f"network {reply.get('network_profile')}" + reach.get(str(reply.get("network")), ""))
     return ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
 
@@ -316,7 +394,10 @@ def _after_publish(reply: Object) -> str:
 
 def _destroyed(args: Object, reply: Object) -> str:
     extra = f"; discarded {compact(reply['discarded'])}" if reply.get("discarded") else ""
-    return f"session {reply.get('workspace_session_id')} is gone, {reply.get('evicted_upperdir_bytes')} bytes of private changes{extra}"
+    return (
+        f"session {reply.get('workspace_session_id')} is gone, {reply.get('evicted_upperdir_bytes')} "
+        f"bytes of private changes{extra}"
+    )
 
 
 def _table(key: str, columns: Sequence[str], nothing: str) -> Callable[[Object, Object], str]:
@@ -334,9 +415,13 @@ def _table(key: str, columns: Sequence[str], nothing: str) -> Callable[[Object, 
 
 
 _live_sessions = _table(
-    "sessions", ("workspace_session_id", "state", "base_version", "agent", "upper_bytes", "active_command_session_ids"), "no live sessions"
+    "sessions",
+    ("workspace_session_id", "state", "base_version", "agent", "upper_bytes", "active_command_session_ids"),
+    "no live sessions",
 )
-_dead_sessions = _table("dead_sessions", ("workspace_session_id", "state", "tries", "agent", "paths", "bytes", "reason"), "")
+_dead_sessions = _table(
+    "dead_sessions", ("workspace_session_id", "state", "tries", "agent", "paths", "bytes", "reason"), ""
+)
 
 
 def _sessions(args: Object, reply: Object) -> str:
@@ -360,7 +445,9 @@ def _preview(args: Object, reply: Object) -> str:
     lines = [f"{verdict}; head is version {reply.get('head_version')}"]
     routes = reply.get("route_summary")
     if is_object(routes):
-        lines[0] += f"; {routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths"
+        lines[0] += (
+            f"; {routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths"
+        )
     if reply.get("conflicts"):
         lines += render_conflicts.rejection(reply)
     for key in ("notices", "dropped"):
@@ -379,7 +466,9 @@ def _blame(args: Object, reply: Object) -> str:
     for row in found:
         first, count = row.get("start_line"), row.get("line_count")
         last = first + count - 1 if isinstance(first, int) and isinstance(count, int) else first
-        lines.append(f"{first}-{last}  {row.get('owner')}" if first != last else f"{first}  {row.get('owner')}")
+        lines.append(
+            f"{first}-{last}  {row.get('owner')}" if first != last else f"{first}  {row.get('owner')}"
+        )
     if reply.get("truncated"):
         lines.append(f"more: call again with offset={reply.get('next_offset')}")
     return "\n".join(lines)
@@ -389,7 +478,10 @@ def _diff(args: Object, reply: Object) -> str:
     found = rows(reply.get("entries"))
     if not found:
         return "nothing differs"
-    lines = [f"{row.get('change')}  {row.get('path')}" + ("  (no text)" if row.get("binary") else "") for row in found]
+    lines = [
+        f"{row.get('change')}  {row.get('path')}" + ("  (no text)" if row.get("binary") else "")
+        for row in found
+    ]
     for row in found:
         if row.get("patch"):
             lines.append(str(row["patch"]).rstrip("\n"))
@@ -428,9 +520,15 @@ def _export(args: Object, reply: Object) -> str:
     )
     rest = {key: value for key, value in reply.items() if key not in told_apart}
     done = "dry run, nothing was written; an export would have gone" if reply.get("dry_run") else "exported"
-    text = f"{done} to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
+    text = (
+        f"{done} to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; "
+        f"{len(reply.get('layers_exported') or ())} layers"
+    )
     if reply.get("live_workspace_sessions"):
-        text += f"\nnot included: the private work of open sessions {', '.join(map(str, reply['live_workspace_sessions']))}"
+        text += (
+            f"\nnot included: the private work of open sessions "
+            f"{', '.join(map(str, reply['live_workspace_sessions']))}"
+        )
     if reply.get("hygiene"):
         text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
     if is_object(left := reply.get("left_out")):
@@ -472,12 +570,20 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "diff_draft": _diff,
     "diff_versions": _diff,
     "rollback_to": _rolled_back,
-    "list_versions": _table("versions", ("version", "owner", "agent", "paths", "pinned", "head"), "no versions"),
+    "list_versions": _table(
+        "versions", ("version", "owner", "agent", "paths", "pinned", "head"), "no versions"
+    ),
     "create_workspace_session": _session,
     "publish_workspace_session": _publish,
     "destroy_workspace_session": _destroyed,
     "preview_publish": _preview,
     "list_workspace_sessions": _sessions,
-    "list_commands": _table("commands", ("command_session_id", "status", "exit_code", "workspace_session_id", "command"), "no commands"),
-    "list_drafts": _table("drafts", ("draft_id", "base_version", "paths", "bytes", "agent", "reason", "origin"), "no drafts"),
+    "list_commands": _table(
+        "commands",
+        ("command_session_id", "status", "exit_code", "workspace_session_id", "command"),
+        "no commands",
+    ),
+    "list_drafts": _table(
+        "drafts", ("draft_id", "base_version", "paths", "bytes", "agent", "reason", "origin"), "no drafts"
+    ),
 }

@@ -1,4 +1,6 @@
-"""A refused publication spelled out: each path with base, ours and theirs, the lines, who was first, and what to do next."""
+"""A refused publication spelled out: each path with base, ours and theirs, the lines, who was first, and what
+to do next.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ def rejection(found: Object) -> list[str]:
     if not conflicts:
         path, why = found.get("path"), found.get("message") or found.get("reason")
         return [f"rejected: {path}: {why}"] if path else [f"rejected: {why}"]
-    lines = [f"{count} conflict{'s' if count != 1 else ''}; base is what you started from, theirs is published now:"]
+    lines = [
+        f"{count} conflict{'s' if count != 1 else ''}; base is what you started from, theirs is "
+        f"published now:"
+    ]
     for conflict in conflicts[:SHOWN]:
         lines += _conflict(conflict)
     if count > SHOWN or found.get("conflicts_truncated"):
@@ -26,18 +31,27 @@ def rejection(found: Object) -> list[str]:
 
 def next_step(around: Object) -> str:
     """Next step after a rejection; `around` is the error's details or the result that contains it."""
-    redo = "redo the listed paths on the newest version (file_read without a session shows it; file_edit without a session, or a new session, changes it)"
+    redo = (
+        "redo the listed paths on the newest version (file_read without a session shows it; file_edit "
+        "without a session, or a new session, changes it)"
+    )
     draft, session = around.get("draft_id"), around.get("workspace_session_id")
     units = _units(around)
     only_units = bool(units) and all(conflict.get("class") == "unit" for conflict in _conflicts(around))
     if units:
         redo = "; ".join(units if only_units else [*units, redo])
     if draft:
-        return f"next: {redo}; your version is readable in create_workspace_session draft_id={draft}; the draft may stay (discard_draft deletes it)"
+        return (
+            f"next: {redo}; your version is readable in create_workspace_session draft_id={draft}; the "
+            f"draft may stay (discard_draft deletes it)"
+        )
     if session and around.get("stage") == "rebase" and only_units:
         return f"next: nothing has happened to session {session}; {redo}"
     if session and around.get("stage") == "rebase":
-        return f"next: nothing has happened to session {session}; undo its changes of those lines or paths (file_read without a session shows theirs) and rebase again, or {redo}"
+        return (
+            f"next: nothing has happened to session {session}; undo its changes of those lines or paths "
+            f"(file_read without a session shows theirs) and rebase again, or {redo}"
+        )
     if session:
         return f"next: nothing is lost, session {session} stays open; {redo}; then destroy_workspace_session"
     return f"next: {redo}"
@@ -62,7 +76,8 @@ def _conflict(conflict: Object) -> list[str]:
         members = [str(row.get("path")) for row in rows(unit.get("members"))]
         more = unit.get("member_count", len(members)) - MEMBERS
         lines.append(
-            f"  {unit.get('name')}, one value in several files: {', '.join(members[:MEMBERS])}" + (f" and {more} more" if more > 0 else "")
+            f"  {unit.get('name')}, one value in several files: {', '.join(members[:MEMBERS])}"
+            + (f" and {more} more" if more > 0 else "")
         )
     renamed = conflict.get("renamed_to")
     if is_object(renamed):
@@ -72,7 +87,10 @@ def _conflict(conflict: Object) -> list[str]:
         who = layer.get("agent") or layer.get("owner") or "somebody"
         lines.append(f"  theirs: version {layer.get('manifest_version')} ({layer.get('layer_id')}) by {who}")
     hunks = rows(conflict.get("hunks"))
-    lines += [f"  lines: {', '.join(f'{name} {_span(hunk.get(name))}' for name in ('base', 'ours', 'theirs'))}" for hunk in hunks[:HUNKS]]
+    lines += [
+        f"  lines: {', '.join(f'{name} {_span(hunk.get(name))}' for name in ('base', 'ours', 'theirs'))}"
+        for hunk in hunks[:HUNKS]
+    ]
     if len(hunks) > HUNKS or conflict.get("hunks_truncated"):
         lines.append("  (more lines)")
     return lines

@@ -1,4 +1,6 @@
-"""Operation -> the JSON schemas and the definition of its tool. Pure; no `$ref`, no `anyOf`, the same bytes in every process."""
+"""Operation -> the JSON schemas and the definition of its tool. Pure; no `$ref`, no `anyOf`, the same bytes
+in every process.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import Any
 from eos_mcp.catalog import Argument, Operation, operations_of_set
 from eos_mcp.mcp.server_options import EOS, ServerOptions
 
-_TYPES = {"string": "string", "path": "string", "integer": "integer", "float": "number", "json_array": "array", "boolean": "boolean"}
+_TYPES = {
+    "string": "string",
+    "path": "string",
+    "integer": "integer",
+    "float": "number",
+    "json_array": "array",
+    "boolean": "boolean",
+}
 _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
 
 # A definition is read by a model in every session: a schema names a result's first key and forbids no others.
@@ -45,7 +54,11 @@ def input_schema(operation: Operation, *, sandbox_optional: bool = False) -> dic
     arguments = tuple(a for a in operation.arguments if not a.hidden)
     if operation.scope != "system" and operation.argument("sandbox_id") is None:
         arguments = (_SANDBOX._replace(required=operation.scope == "sandbox_required"), *arguments)
-    required = [a.name for a in arguments if a.required and not (sandbox_optional and takes_default_sandbox(operation, a))]
+    required = [
+        a.name
+        for a in arguments
+        if a.required and not (sandbox_optional and takes_default_sandbox(operation, a))
+    ]
     return {
         "type": "object",
         "properties": {a.name: _property(a) for a in arguments},
@@ -60,7 +73,9 @@ def takes_default_sandbox(operation: Operation, argument: Argument) -> bool:
 
 
 def output_schema(operation: Operation) -> dict[str, Any]:
-    """One object schema with nothing required: success has its fields, a failure has `error`; some clients check both against it."""
+    """One object schema with nothing required: success has its fields, a failure has `error`; some clients
+    check both against it.
+    """
     properties: dict[str, Any] = {}
     for field in operation.result[:OUTPUT_FIELDS]:
         words = field.type.split("|")
@@ -76,7 +91,9 @@ def _property(argument: Argument) -> dict[str, Any]:
     if argument.kind == "json_array":
         schema["items"] = argument.items if argument.items is not None else {"type": "string"}
     if argument.kind in ("integer", "float"):
-        minimum = argument.minimum if argument.minimum is not None else 0 if argument.kind == "integer" else None
+        minimum = (
+            argument.minimum if argument.minimum is not None else 0 if argument.kind == "integer" else None
+        )
         for key, bound in (("minimum", minimum), ("maximum", argument.maximum)):
             if bound is not None:
                 schema[key] = int(bound) if float(bound).is_integer() else bound

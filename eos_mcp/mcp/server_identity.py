@@ -1,4 +1,4 @@
-"""Identity of the server: name, title, version and the instructions of each tool set. Standard library only."""
+"""Identity of the server: name, title, version and the instructions of each tool set. Standard library only."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ A sandbox holds a project as immutable layers. Sessions are private writable vie
 - status "running": go on with read_command_lines or write_command_stdin and command_session_id. No output is lost.
 - A rejected publish changes nothing and loses nothing: the result lists each conflict. Redo all your changes on the newest version (file_edit \
 without a session, or a new session), then drop the old session; the draft that a one-off command left may stay.\
-"""
+"""  # noqa: E501
 
 _PLACE = (
-    "- Start: list_sandboxes; if none fits, create_sandbox(image, absolute workspace_root). The host's files change only by export_changes; "
+    "- Start: list_sandboxes; if none fits, create_sandbox(image, absolute workspace_root). The host's "
+    "files change only by export_changes; "
     "on export_conflict ask the user, keep is safe."
 )
 
@@ -52,7 +53,9 @@ A sandbox holds a copy of a host folder as immutable layers, where coding agents
 - list_docker_images shows the images that create_sandbox takes; workspace_root is an absolute host path.
 - The host's files change only by export_changes, which writes published work, not that of open sessions. It refuses to replace what the \
 user changed there (ask; on_conflict keep is safe) and leaves a repository's .git as it is.
-- destroy_sandbox removes everything that was not exported.""",
-    "observability": "Read-only views of sandboxes. Begin with snapshot: without sandbox_id it covers all of them.",
+- destroy_sandbox removes everything that was not exported.""",  # noqa: E501
+    "observability": (
+        "Read-only views of sandboxes. Begin with snapshot: without sandbox_id it covers all of them."
+    ),
     "all": f"{_WORK}\n{_PLACE}",
 }

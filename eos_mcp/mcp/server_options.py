@@ -1,4 +1,6 @@
-"""The command line of `eos-mcp` and `sandbox-mcp`. Standard library only, and little of it: this runs before the first answer."""
+"""The command line of `eos-mcp` and `sandbox-mcp`. Standard library only, and little of it: this runs before
+the first answer.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import NamedTuple
 SETS = ("agent", "management", "runtime", "observability", "all")
 TRANSPORTS = ("stdio", "http", "sse")
 
-# One limit for a message on every transport: a line on standard input, the body of a POST. The gateway's request line has the same.
+# One limit for a message on every transport: a line on standard input, the body of a POST. The gateway's
+# request line has the same.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 EOS = "eos-mcp"
@@ -31,7 +34,9 @@ class ServerOptions(NamedTuple):
     timeout_s: float = 60.0
     roots: tuple[str, ...] = ()
     allowed: frozenset[str] = frozenset()
-    """Guards that the command line lowers, by the names of their flags: `allow_sensitive`, `allow_overwrite`, ..."""
+    """Guards that the command line lowers, by the names of their flags: `allow_sensitive`, `allow_overwrite`,
+    ...
+    """
 
 
 class ServerUsageError(Exception):
@@ -78,7 +83,7 @@ The MCP server of eos: layer-stacked sandboxes for coding agents. A client start
   --version, --help
 
 A message may have at most {MAX_MESSAGE_BYTES // (1024 * 1024)} MiB on every transport.
-"""
+"""  # noqa: E501
 
 
 def parse(program: str, words: list[str], *, version: str) -> ServerOptions:
@@ -145,7 +150,8 @@ _FLAGS = {
     "--root": "roots",
 }
 _GUARDS = {
-    f"--{name.replace('_', '-')}": name for name in ("allow_sensitive", "allow_unsafe", "keep_setuid", "allow_overwrite", "with_git")
+    f"--{name.replace('_', '-')}": name
+    for name in ("allow_sensitive", "allow_unsafe", "keep_setuid", "allow_overwrite", "with_git")
 }
 
 

@@ -1,12 +1,14 @@
 """The stdio runner. Imported first, and imports little: the first answer must not wait for the SDK.
 
-Two threads carry the bytes, so that no pool of the event loop can stall them: one reads lines, one writes them; a third takes signals, since
-the main thread sees one that comes just before it begins to wait only when something else ends the wait. Until the SDK is there the
-reader answers handshakes from a table (handshake.py) and keeps the rest. Descriptors 0 and 1 are moved away first and replaced by the null
-device and standard error: what a library prints, or a child reads, does not touch the protocol.
+Two threads carry the bytes, so that no pool of the event loop can stall them: one reads lines, one writes
+them; a third takes signals, since the main thread sees one that comes just before it begins to wait only when
+something else ends the wait. Until the SDK is there the reader answers handshakes from a table (handshake.py)
+and keeps the rest. Descriptors 0 and 1 are moved away first and replaced by the null device and standard
+error: what a library prints, or a child reads, does not touch the protocol.
 
-The end: end of input, a broken output, SIGTERM and SIGINT all end the process within three seconds, whatever a thread or the loop is stuck in.
-At the end of input requests that are nearly done get their answer; what still runs is left to the sandbox, which keeps its output.
+The end: end of input, a broken output, SIGTERM and SIGINT all end the process within three seconds, whatever
+a thread or the loop is stuck in. At the end of input requests that are nearly done get their answer; what
+still runs is left to the sandbox, which keeps its output.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Pipes(NamedTuple):
 
 
 def claim() -> Pipes:
-    """Move standard input and output to private descriptors, close-on-exec; 0 becomes the null device, 1 becomes standard error."""
+    """Move standard input and output to private descriptors, close-on-exec; 0 becomes the null device, 1
+    becomes standard error.
+    """
     in_fd, out_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -78,7 +82,9 @@ class Writer:
         self._lines.put(line)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until queued lines are written, at most `timeout_s`: a client that does not read must not block the exit."""
+        """Wait until queued lines are written, at most `timeout_s`: a client that does not read must not
+        block the exit.
+        """
         self._lines.put(None)
         self._thread.join(timeout_s)
 
@@ -94,9 +100,13 @@ class Writer:
 
 
 class StdinReader:
-    """A thread that reads lines. Before `attach` it answers opening requests and keeps the other lines; afterwards it delivers each."""
+    """A thread that reads lines. Before `attach` it answers opening requests and keeps the other lines;
+    afterwards it delivers each.
+    """
 
-    def __init__(self, fd: int, who: ServerIdentity, write: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, fd: int, who: ServerIdentity, write: Callable[[bytes], None], on_end: Callable[[], None]
+    ) -> None:
         self._fd, self._who, self._write, self._on_end = fd, who, write, on_end
         self._lock = threading.Lock()
         self._backlog: list[Item] = []
@@ -105,7 +115,7 @@ class StdinReader:
         threading.Thread(target=self._run, name="stdin", daemon=True).start()
 
     def attach(self, deliver: Callable[[Item], None]) -> None:
-        """`deliver` gets what was kept, in order, and from then on every item, called in the reader's thread."""
+        """`deliver` gets what was kept, in order, and from then on every item, called in the reader's thread."""  # noqa: E501
         with self._lock:
             for item in self._backlog:
                 deliver(item)
@@ -116,7 +126,11 @@ class StdinReader:
         with os.fdopen(self._fd, "rb", 1 << 16) as file:
             try:
                 while data := file.readline(MAX_MESSAGE_BYTES + 2):
-                    self._take(Line(data) if len(data) <= MAX_MESSAGE_BYTES + 1 or data.endswith(b"\n") else _skip(file, data))
+                    self._take(
+                        Line(data)
+                        if len(data) <= MAX_MESSAGE_BYTES + 1 or data.endswith(b"\n")
+                        else _skip(file, data)
+                    )
             except OSError:
                 pass
         self._on_end()
@@ -151,7 +165,9 @@ def _skip(file: _LineBuffer, data: bytes) -> LongLine:
 
 
 class Ending:
-    """Reason and start of the shutdown. `begin` may be called often, in any thread, but not in a signal handler: it locks."""
+    """Reason and start of the shutdown. `begin` may be called often, in any thread, but not in a signal
+    handler: it locks.
+    """
 
     def __init__(self) -> None:
         self.reason = ""
@@ -179,7 +195,9 @@ class Ending:
                 self._go(self._wake)
 
     def _go(self, wake: Callable[[], None]) -> None:
-        threading.Thread(target=_hard_end, args=(int(self.reason == FAILURE),), name="end", daemon=True).start()
+        threading.Thread(
+            target=_hard_end, args=(int(self.reason == FAILURE),), name="end", daemon=True
+        ).start()
         wake()
 
 
@@ -198,8 +216,9 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 class Signals:
     """A thread that takes SIGTERM and SIGINT. Made in the main thread.
 
-    The handler of C that Python installs writes the number of the signal into a pipe, in whatever thread the kernel chose and whatever the
-    main thread does; the handler in Python, which only the main thread runs, does nothing.
+    The handler of C that Python installs writes the number of the signal into a pipe, in whatever thread the
+    kernel chose and whatever the main thread does; the handler in Python, which only the main thread runs,
+    does nothing.
     """
 
     def __init__(self, ending: Ending) -> None:
@@ -229,7 +248,8 @@ def run(pipes: Pipes, who: ServerIdentity, serve: Callable[[StdinReader, Writer,
     """Serve on `pipes` until the end, and end the process.
 
     Args:
-        serve: called in the main thread while lines flow; it imports the SDK, and returns when the end has begun and all is tidied.
+        serve: called in the main thread while lines flow; it imports the SDK, and returns when the end has
+            begun and all is tidied.
     """
     ending = Ending()
     Signals(ending)

@@ -1,8 +1,9 @@
 """`tools/list` and `tools/call`: the catalog as tools, one call from its arguments to its result.
 
-A client that cancels an `exec_command` (`notifications/cancelled`, or hanging up in the modern HTTP era) has the command killed in its sandbox;
-the work of its own session becomes a draft. A client that goes away, or a server that ends, cancels nothing: the command goes on, and
-`list_commands` finds it. Any other cancelled call only stops waiting.
+A client that cancels an `exec_command` (`notifications/cancelled`, or hanging up in the modern HTTP era) has
+the command killed in its sandbox; the work of its own session becomes a draft. A client that goes away, or a
+server that ends, cancels nothing: the command goes on, and `list_commands` finds it. Any other cancelled call
+only stops waiting.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import anyio
 import mcp.types as types
 from mcp.server import ServerRequestContext
 
-from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, SERVER_BUSY, OperationError, is_error, new_request_id
+from eos_agent.wire.protocol import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    SERVER_BUSY,
+    OperationError,
+    is_error,
+    new_request_id,
+)
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
 from eos_mcp.gateway_client.aio import ToolGateway
@@ -25,8 +33,8 @@ from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 log = logging.getLogger("eos.mcp")
 
-# Common clients give up on a call after 60 s and do not count progress. A wait that a model asks for is cut to what such a client sees the
-# end of; the command goes on and its handle comes back.
+# Common clients give up on a call after 60 s and do not count progress. A wait that a model asks for is cut
+# to what such a client sees the end of; the command goes on and its handle comes back.
 LONGEST_WAIT_MS = 20_000
 LONGEST_WAIT_WITH_PROGRESS_MS = 50_000
 AGENT_YIELD_MS = 10_000
@@ -35,8 +43,13 @@ UNBOUNDED_S = 1800.0
 FIRST_PROGRESS_S = 1.5
 NEXT_PROGRESS_S = 5.0
 CANCEL_S = 2.0
-CANCELLED_THERE = frozenset({"exec_command", "preview_publish", "publish_workspace_session", "rebase_workspace_session"})
-CANCEL_BUSY_S, CANCEL_PAUSE_S = 10.0, 0.1  # a sandbox that has no connection free is asked again: the command would go on unseen
+CANCELLED_THERE = frozenset(
+    {"exec_command", "preview_publish", "publish_workspace_session", "rebase_workspace_session"}
+)
+CANCEL_BUSY_S, CANCEL_PAUSE_S = (
+    10.0,
+    0.1,
+)  # a sandbox that has no connection free is asked again: the command would go on unseen
 
 
 Report = Callable[[float, str], Awaitable[None]]
@@ -54,7 +67,9 @@ class ToolAnswer(NamedTuple):
 class Tools:
     """The tools of one server. Holds no state of sandboxes; every call is one request to the gateway."""
 
-    def __init__(self, options: ServerOptions, gateway: ToolGateway, operations: Sequence[Operation] | None = None) -> None:
+    def __init__(
+        self, options: ServerOptions, gateway: ToolGateway, operations: Sequence[Operation] | None = None
+    ) -> None:
         self._options, self._gateway = options, gateway
         members = schema.operations(options) if operations is None else operations
         self._operations = {operation.name: operation for operation in members}
@@ -65,17 +80,27 @@ class Tools:
         self.closing = False
         """Set at shutdown: calls that are cut off then stay running in their sandbox."""
 
-    async def list(self, ctx: ServerRequestContext[Any], params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def list(
+        self, ctx: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
         return self._list
 
-    async def call(self, ctx: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call(
+        self, ctx: ServerRequestContext[Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
         """Handle tools/call of the SDK."""
 
         async def report(value: float, text: str) -> None:
             await ctx.session.report_progress(value, None, text)
 
-        roots = await allowed_dirs.asked(ctx, self._options, self._resolved) if self.wants_client(params.name) else None
-        found = await self.answer(params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None, roots)
+        roots = (
+            await allowed_dirs.asked(ctx, self._options, self._resolved)
+            if self.wants_client(params.name)
+            else None
+        )
+        found = await self.answer(
+            params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None, roots
+        )
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
         return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
 
@@ -87,22 +112,33 @@ class Tools:
         return allowed_dirs.where_started() if self.wants_client(name) else self._roots
 
     async def answer(
-        self, name: str, arguments: Mapping[str, Any], report: Report | None, roots: Sequence[str] | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        report: Report | None,
+        roots: Sequence[str] | None = None,
     ) -> ToolAnswer:
-        """Make one tool call. The result has the gateway's JSON or an error envelope; only cancellation is raised.
+        """Make one tool call. The result has the gateway's JSON or an error envelope; only cancellation is
+        raised.
 
         Args:
             report: sends a progress notification; None: the client did not ask for any.
             roots: of the client, for a tool that `wants_client`.
         """
         try:
-            reply, text = await self._perform(report, name, dict(arguments), self._bounds(name) if roots is None else roots)
+            reply, text = await self._perform(
+                report, name, dict(arguments), self._bounds(name) if roots is None else roots
+            )
         except OperationError as error:
             reply = error.envelope()
             text = render.error(reply["error"], name)
         except Exception:
             log.exception("call of %s failed", name)
-            failure = OperationError(INTERNAL_ERROR, f"the MCP server failed on {name}; its log has the details", reason="internal_error")
+            failure = OperationError(
+                INTERNAL_ERROR,
+                f"the MCP server failed on {name}; its log has the details",
+                reason="internal_error",
+            )
             reply = failure.envelope()
             text = render.error(reply["error"], name)
         return ToolAnswer(text, reply, is_error(reply))
@@ -129,12 +165,18 @@ class Tools:
             raise
         if self._for_models:
             shorter = truncate.fit(operation.name, reply)
-            if operation.name == "exec_command" and shorter.get("truncated") and "command_session_id" not in reply:
+            if (
+                operation.name == "exec_command"
+                and shorter.get("truncated")
+                and "command_session_id" not in reply
+            ):
                 shorter = {**shorter, "command_session_id": await self._handle(call)}
             return shorter, render.result(operation.name, checked, shorter)
         text = render.result(operation.name, checked, reply)
         if operation.name == "exec_command" and render.was_cut(reply) and "command_session_id" not in reply:
-            text = render.result(operation.name, checked, {**reply, "command_session_id": await self._handle(call)})
+            text = render.result(
+                operation.name, checked, {**reply, "command_session_id": await self._handle(call)}
+            )
         return reply, text
 
     def _fill_sandbox(self, operation: Operation, args: dict[str, Any]) -> None:
@@ -146,7 +188,9 @@ class Tools:
             args["sandbox_id"] = default
 
     def _limit_wait(self, operation: Operation, checked: dict[str, Any], watched: bool) -> None:
-        """The waiting argument, `yield_time_ms` or a wait's `timeout_ms`: our default, and at most what a client waits."""
+        """The waiting argument, `yield_time_ms` or a wait's `timeout_ms`: our default, and at most what a
+        client waits.
+        """
         argument = operation.waits
         if not isinstance(argument, str) or not argument.endswith("_ms"):
             return
@@ -154,7 +198,9 @@ class Tools:
         if argument not in checked and operation.name == "exec_command" and agent:
             checked[argument] = AGENT_YIELD_MS
         if argument in checked:
-            checked[argument] = min(checked[argument], LONGEST_WAIT_WITH_PROGRESS_MS if watched else LONGEST_WAIT_MS)
+            checked[argument] = min(
+                checked[argument], LONGEST_WAIT_WITH_PROGRESS_MS if watched else LONGEST_WAIT_MS
+            )
 
     def _budget_s(self, operation: Operation, checked: Mapping[str, Any]) -> float:
         own = catalog.budget_s(operation, checked)
@@ -189,7 +235,8 @@ class Tools:
         )
 
     async def _cancelled(self, call: _Call) -> None:
-        """Cancel the call in its sandbox too: kill the command, whose work becomes a draft, or stop a capture.
+        """Cancel the call in its sandbox too: kill the command, whose work becomes a draft, or stop a
+        capture.
 
         A command stays running when the gateway cannot cancel it.
         """
@@ -216,10 +263,14 @@ class Tools:
                 await anyio.sleep(CANCEL_PAUSE_S)
 
     async def _handle(self, call: _Call) -> str | None:
-        """Id of the command that this call ran, to read the rest of a truncated output; None when not found."""
+        """Id of the command that this call ran, to read the rest of a truncated output; None when not found."""  # noqa: E501
         try:
             reply = await self._gateway.request(
-                "list_commands", {}, sandbox_id=call.sandbox_id, request_id=new_request_id(), timeout_s=CANCEL_S
+                "list_commands",
+                {},
+                sandbox_id=call.sandbox_id,
+                request_id=new_request_id(),
+                timeout_s=CANCEL_S,
             )
         except OperationError:
             return None
@@ -228,13 +279,20 @@ class Tools:
 
 
 class _Call:
-    def __init__(self, operation: Operation, sandbox_id: str | None, args: dict[str, Any], request_id: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        sandbox_id: str | None,
+        args: dict[str, Any],
+        request_id: str,
+        timeout_s: float,
+    ) -> None:
         self.operation, self.sandbox_id, self.args = operation, sandbox_id, args
         self.request_id, self.timeout_s = request_id, timeout_s
 
 
 class _Reporter:
-    """Progress notifications of one call: strictly increasing seconds, and the last message of the operation."""
+    """Progress notifications of one call: strictly increasing seconds, and the last message of the operation."""  # noqa: E501
 
     def __init__(self, report: Report, name: str) -> None:
         self._report, self._text = report, name
@@ -275,7 +333,9 @@ def _unknown_tool(name: str, known: list[str]) -> OperationError:
     details: dict[str, Any] = {"operation": name}
     nearest = _nearest(name, known)
     if catalog.find(name) is not None:
-        details["hint"] = "this server's tool set (--set) does not contain it; use the tools that tools/list names"
+        details["hint"] = (
+            "this server's tool set (--set) does not contain it; use the tools that tools/list names"
+        )
     elif nearest is not None:
         details["nearest"], details["hint"] = nearest, f"did you mean {nearest}?"
     return OperationError(INVALID_REQUEST, f"unknown operation: {name}", details, reason="unknown_operation")
@@ -285,8 +345,15 @@ def _suggest(error: OperationError, operation: Operation) -> None:
     """Add the nearest known argument to an unknown_argument error."""
     if error.details.get("reason") != "unknown_argument":
         return
-    known = [*(("sandbox_id",) if operation.scope != "system" else ()), *(a.name for a in operation.arguments)]
+    known = [
+        *(("sandbox_id",) if operation.scope != "system" else ()),
+        *(a.name for a in operation.arguments),
+    ]
     nearest = _nearest(str(error.details.get("argument")), known)
-    error.details["hint"] = f"did you mean {nearest}?" if nearest is not None else f"it takes {', '.join(known) or 'no arguments'}"
+    error.details["hint"] = (
+        f"did you mean {nearest}?"
+        if nearest is not None
+        else f"it takes {', '.join(known) or 'no arguments'}"
+    )
     if nearest is not None:
         error.details["nearest"] = nearest

@@ -1,6 +1,8 @@
-"""Truncate long replies for models: the first page, as if less had been requested, and where to go on. No I/O.
+"""Truncate long replies for models: the first page, as if less had been requested, and where to go on. No
+I/O.
 
-Common clients hand the structured content to the model and refuse what is over some 25,000 tokens of it. Offsets stay those of the whole.
+Common clients hand the structured content to the model and refuse what is over some 25,000 tokens of it.
+Offsets stay those of the whole.
 """
 
 from __future__ import annotations
@@ -27,12 +29,19 @@ def fit(name: str, reply: Reply) -> Reply:
         return reply
     try:
         return form(reply)
-    except (TypeError, ValueError, LookupError, AttributeError):  # a reply of another shape than the form knows
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ):  # a reply of another shape than the form knows
         return reply
 
 
 def _page(lines: Sequence[str], budget: int) -> tuple[int, int]:
-    """How many of the lines fit, at least one; and of a first one that does not, how many characters are too many."""
+    """How many of the lines fit, at least one; and of a first one that does not, how many characters are too
+    many.
+    """
     size = 0
     for count, line in enumerate(lines):
         size += len(line) + 1
@@ -72,7 +81,10 @@ def _streams(reply: Reply, *, ends: bool) -> Reply:
     found["truncated"] = True
     if ends and "tail" not in found:
         last = _last(lines[count:])
-        found["tail"] = {"start_offset": int(reply["end_offset"]) - len(last), "output": "\n".join(last)[-TAIL:]}
+        found["tail"] = {
+            "start_offset": int(reply["end_offset"]) - len(last),
+            "output": "\n".join(last)[-TAIL:],
+        }
         if start == 0:
             found.setdefault("total_bytes", len(output.encode(errors="replace")))
     return found
@@ -161,10 +173,16 @@ def _first(entries: Sequence[Object]) -> list[Object]:
 def _export(reply: Reply) -> Reply:
     """Fewer changes, conflicts and the like; the counts beside them are of all."""
     found = dict(reply)
-    lists = [key for key in ("changes", "edited", "would_conflict", "kept_back", "overwritten", "unsafe") if found.get(key)]
+    lists = [
+        key
+        for key in ("changes", "edited", "would_conflict", "kept_back", "overwritten", "unsafe")
+        if found.get(key)
+    ]
     for key in lists:
         if f"{key.removesuffix('s') if key == 'changes' else key}_count" in found:
-            fitting, _ = _page([json.dumps(one, ensure_ascii=False) for one in found[key]], BUDGET // max(2, len(lists)))
+            fitting, _ = _page(
+                [json.dumps(one, ensure_ascii=False) for one in found[key]], BUDGET // max(2, len(lists))
+            )
             found[key] = found[key][:fitting]
     return found
 

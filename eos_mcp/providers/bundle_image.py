@@ -44,9 +44,13 @@ def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
             said = [str(line.get("stream") or line.get("error") or "").strip() for line in error.build_log]
             told = "; ".join(line for line in said if line)[-600:]
             _drop_stages(client, mark)
-            raise OperationError(INTERNAL_ERROR, f"building the bundle FROM {base_image}: {told}", reason="bundle_failed") from error
+            raise OperationError(
+                INTERNAL_ERROR, f"building the bundle FROM {base_image}: {told}", reason="bundle_failed"
+            ) from error
     try:
-        helper = client.containers.create(image.id, entrypoint=["/never-started"], network_mode="none", labels={"eos.shared": "true"})
+        helper = client.containers.create(
+            image.id, entrypoint=["/never-started"], network_mode="none", labels={"eos.shared": "true"}
+        )
         try:
             sha = read_file(helper, "/eos/bundle.sha").decode().strip()
             stream, _ = helper.get_archive("/eos/bundle")
@@ -60,7 +64,11 @@ def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
     found = build.tree_hash(path)
     if found != sha:
         fsync.remove_tree(path)
-        raise OperationError(INTERNAL_ERROR, f"the bundle built FROM {base_image} arrived as {found}, not as {sha}", reason="bundle_failed")
+        raise OperationError(
+            INTERNAL_ERROR,
+            f"the bundle built FROM {base_image} arrived as {found}, not as {sha}",
+            reason="bundle_failed",
+        )
     return build.Bundle(path, sha)
 
 

@@ -50,7 +50,9 @@ def labels(plan: SandboxPlan, docker: Docker, instance_id: str) -> dict[str, str
     return found
 
 
-def settings(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
+def settings(
+    plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]
+) -> dict[str, Any]:
     """Encode the agent's settings file. `image`: the engine's description of the image; its variables are for
     commands, not the agent.
     """
@@ -92,9 +94,15 @@ def hidden_paths(plan: SandboxPlan) -> list[str]:
     """
     runtime: dict[str, Any] = plan.sections["runtime"]
     hidden: list[str] = list(plan.sections["runner"]["mount_mask"]["hidden_paths"])
-    moved = [stack_root(plan), runtime["workspace"]["scratch_root"], runtime["namespace_execution"]["scratch_root"]]
+    moved = [
+        stack_root(plan),
+        runtime["workspace"]["scratch_root"],
+        runtime["namespace_execution"]["scratch_root"],
+    ]
     return hidden + [
-        path for path in dict.fromkeys(moved) if not any(path == top or path.startswith(top.rstrip("/") + "/") for top in hidden)
+        path
+        for path in dict.fromkeys(moved)
+        if not any(path == top or path.startswith(top.rstrip("/") + "/") for top in hidden)
     ]
 
 

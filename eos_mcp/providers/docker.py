@@ -39,7 +39,11 @@ POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES", "LOCPAT
 """Variables that, set by an image, would act on the agent's loader and C library; for these an empty value is
 none.
 """
-WITHOUT_THE_IMAGE = {"LC_ALL": "C", "TZ": f"{BUNDLE_AT}/no-zone", "OPENSSL_CONF": f"{BUNDLE_AT}/no-openssl.cnf"}
+WITHOUT_THE_IMAGE = {
+    "LC_ALL": "C",
+    "TZ": f"{BUNDLE_AT}/no-zone",
+    "OPENSSL_CONF": f"{BUNDLE_AT}/no-openssl.cnf",
+}
 """Settings that keep the agent's libraries from files of the image, where every command may write: locales
 (which name modules to load), the time zone, the configuration of OpenSSL. A FIFO there would block the start.
 The locale C has no files, and below the bundle, which is read-only, the others do not exist.
@@ -74,10 +78,15 @@ class DockerProvider:
         """
         with self._mutex:
             if self._client is None:
-                self._client, self._choice = engine.connect(self.docker.docker_endpoint, timeout_s=self.docker.connect_timeout_s)
+                self._client, self._choice = engine.connect(
+                    self.docker.docker_endpoint, timeout_s=self.docker.connect_timeout_s
+                )
                 self._info = self._client.info()
                 self._volumes = Volumes(
-                    self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true", MADE_BY: self.instance_id}, self.instance_id
+                    self._client,
+                    os.path.join(self.cache_dir, "locks"),
+                    {"eos.shared": "true", MADE_BY: self.instance_id},
+                    self.instance_id,
                 )
             return self._client
 
@@ -94,7 +103,11 @@ class DockerProvider:
             raise engine.refused(what, str(error.explanation or error)) from error
         except (DockerException, RequestException) as error:
             assert self._choice is not None
-            if isinstance(error, RequestException) and not isinstance(error.__cause__, OSError) and "Connection" not in str(error):
+            if (
+                isinstance(error, RequestException)
+                and not isinstance(error.__cause__, OSError)
+                and "Connection" not in str(error)
+            ):
                 raise OperationError(INTERNAL_ERROR, f"{what}: {error}", reason="docker_failed") from error
             engine.unreachable(self._choice, error)
 
@@ -127,9 +140,14 @@ class DockerProvider:
                     raise image_name.bad_image(image, f"the engine says: {error.explanation}") from error
                 if not isinstance(error, ImageNotFound):
                     raise
-                hint = f"list_docker_images shows the local images; run `docker pull {image}` first, since create_sandbox pulls none"
+                hint = (
+                    f"list_docker_images shows the local images; run `docker pull {image}` first, since "
+                    f"create_sandbox pulls none"
+                )
                 message = f"no such image: {image}; {hint}"
-                raise OperationError(INTERNAL_ERROR, message, {"image": image, "hint": hint}, reason="image_not_found") from error
+                raise OperationError(
+                    INTERNAL_ERROR, message, {"image": image, "hint": hint}, reason="image_not_found"
+                ) from error
         return attributes
 
     def images(self) -> list[str]:
@@ -139,7 +157,9 @@ class DockerProvider:
         found: set[str] = set()
         for entry in listed:
             tags = [tag for tag in _texts(entry.get("RepoTags")) if tag != "<none>:<none>"]
-            digests = [digest for digest in _texts(entry.get("RepoDigests")) if not digest.startswith("<none>")]
+            digests = [
+                digest for digest in _texts(entry.get("RepoDigests")) if not digest.startswith("<none>")
+            ]
             found.update(tags or digests or [str(entry["Id"])])
         return sorted(found)
 
@@ -150,7 +170,10 @@ class DockerProvider:
                 undo.callback(self._undo, plan.sandbox_id)
                 container = self._make_whole(plan, image, progress)
                 container.put_archive(
-                    "/", contents.archive(plan, self.docker, image, limits.of_profile(self.docker.profile(), self._nano_cpus()))
+                    "/",
+                    contents.archive(
+                        plan, self.docker, image, limits.of_profile(self.docker.profile(), self._nano_cpus())
+                    ),
                 )
                 progress("starting daemon")
                 container.start()
@@ -159,7 +182,11 @@ class DockerProvider:
         base_at = f"{contents.stack_root(plan)}/base"
         base = SharedBase(source=plan.base.source, target=base_at, root_hash=plan.base.root_hash)
         return Made(
-            daemon, http, base, self.docker.profile().to_json(self.docker.resource_profile), {"container": container.id, "proves": True}
+            daemon,
+            http,
+            base,
+            self.docker.profile().to_json(self.docker.resource_profile),
+            {"container": container.id, "proves": True},
         )
 
     def _make_whole(self, plan: SandboxPlan, image: dict[str, Any], progress: Progress) -> Container:
@@ -174,7 +201,9 @@ class DockerProvider:
         self._volumes.drop_empty(*shared)
         return self._make(plan, image, progress)[0]
 
-    def _make(self, plan: SandboxPlan, image: dict[str, Any], progress: Progress) -> tuple[Container, tuple[str, str]]:
+    def _make(
+        self, plan: SandboxPlan, image: dict[str, Any], progress: Progress
+    ) -> tuple[Container, tuple[str, str]]:
         client, volumes = self.client(), self._volumes
         assert volumes is not None
         progress("installing daemon assets")
@@ -183,7 +212,10 @@ class DockerProvider:
         progress(f"base mounted: {base}")
         docker, profile = self.docker, self.docker.profile()
         stack_root = contents.stack_root(plan)
-        ports = {f"{docker.daemon_port}/tcp": ("127.0.0.1", 0), f"{docker.daemon_http_port}/tcp": ("127.0.0.1", 0)}
+        ports = {
+            f"{docker.daemon_port}/tcp": ("127.0.0.1", 0),
+            f"{docker.daemon_http_port}/tcp": ("127.0.0.1", 0),
+        }
         container = client.containers.create(
             plan.image,
             name=plan.sandbox_id,
@@ -208,7 +240,10 @@ class DockerProvider:
             labels=contents.labels(plan, self.docker, self.instance_id),
             volumes={
                 f"{plan.sandbox_id}-layer-stack": {"bind": stack_root, "mode": "rw,nocopy"},
-                f"{plan.sandbox_id}-workspace": {"bind": plan.sections["runtime"]["workspace"]["scratch_root"], "mode": "rw,nocopy"},
+                f"{plan.sandbox_id}-workspace": {
+                    "bind": plan.sections["runtime"]["workspace"]["scratch_root"],
+                    "mode": "rw,nocopy",
+                },
                 base: {"bind": f"{stack_root}/base", "mode": "ro,nocopy"},
                 bundle: {"bind": BUNDLE_AT, "mode": "ro,nocopy"},
             },
@@ -231,9 +266,13 @@ class DockerProvider:
                 return build.build(os.path.join(self.cache_dir, "bundles"))
             self._image(self.docker.bundle_base_image)
             with self._engine("building the bundle") as client:
-                return bundle_image.build_in(client, self.docker.bundle_base_image, os.path.join(self.cache_dir, "bundles"))
+                return bundle_image.build_in(
+                    client, self.docker.bundle_base_image, os.path.join(self.cache_dir, "bundles")
+                )
         except build.BuildError as error:
-            raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
+            raise OperationError(
+                INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed"
+            ) from error
 
     def _published(self, container: Container) -> tuple[AgentEndpoint, AgentEndpoint]:
         """Return the two published ports.
@@ -266,12 +305,19 @@ class DockerProvider:
         labels = container.labels
         published: dict[str, Any] = container.attrs["NetworkSettings"]["Ports"] or {}
         found: list[AgentEndpoint] = []
-        for key, default in (("eos.daemon_port", self.docker.daemon_port), ("eos.daemon_http_port", self.docker.daemon_http_port)):
+        for key, default in (
+            ("eos.daemon_port", self.docker.daemon_port),
+            ("eos.daemon_http_port", self.docker.daemon_http_port),
+        ):
             bindings: list[dict[str, str]] | None = published.get(f"{labels.get(key, default)}/tcp")
             if not bindings:
                 return None
             host = bindings[0].get("HostIp") or "127.0.0.1"
-            found.append(AgentEndpoint(host="127.0.0.1" if host in ("0.0.0.0", "::") else host, port=int(bindings[0]["HostPort"])))
+            found.append(
+                AgentEndpoint(
+                    host="127.0.0.1" if host in ("0.0.0.0", "::") else host, port=int(bindings[0]["HostPort"])
+                )
+            )
         return found[0], found[1]
 
     def exited(self, record: SandboxRecord) -> str | None:
@@ -305,7 +351,10 @@ class DockerProvider:
                 return None
         labels = container.labels
         return (
-            container if labels.get("eos.sandbox_id") == sandbox_id and labels.get("eos.gateway_instance_id") == self.instance_id else None
+            container
+            if labels.get("eos.sandbox_id") == sandbox_id
+            and labels.get("eos.gateway_instance_id") == self.instance_id
+            else None
         )
 
     def find(self, record: SandboxRecord) -> FoundSandbox | None:
@@ -313,7 +362,11 @@ class DockerProvider:
         if container is None:
             return None
         ports = self._ports(container)
-        return FoundSandbox(False, paused=container.status == "paused") if ports is None else FoundSandbox(True, ports[0], ports[1])
+        return (
+            FoundSandbox(False, paused=container.status == "paused")
+            if ports is None
+            else FoundSandbox(True, ports[0], ports[1])
+        )
 
     def revive(self, record: SandboxRecord) -> FoundSandbox | None:
         container = self._container(record.id)
@@ -393,7 +446,9 @@ class DockerProvider:
     def unused_volumes(self) -> list[str]:
         """List the shared volumes that this instance made and no container uses."""
         with self._engine("looking for unused volumes") as client:
-            volumes = client.volumes.list(filters={"dangling": True, "label": f"{MADE_BY}={self.instance_id}"})
+            volumes = client.volumes.list(
+                filters={"dangling": True, "label": f"{MADE_BY}={self.instance_id}"}
+            )
         return sorted(str(volume.name) for volume in volumes)
 
     def remove_volume(self, name: str) -> None:
@@ -411,7 +466,10 @@ class DockerProvider:
         root: Any = (self._info or {}).get("DockerRootDir")
         return (
             [root]
-            if isinstance(root, str) and root.strip("/") and self._choice is not None and self._choice.endpoint.startswith("unix://")
+            if isinstance(root, str)
+            and root.strip("/")
+            and self._choice is not None
+            and self._choice.endpoint.startswith("unix://")
             else []
         )
 
@@ -422,7 +480,9 @@ class DockerProvider:
             if self._volumes is not None:
                 self._volumes.sweep()
             for container in client.containers.list(
-                all=True, filters={"label": f"eos.gateway_instance_id={self.instance_id}"}, ignore_removed=True
+                all=True,
+                filters={"label": f"eos.gateway_instance_id={self.instance_id}"},
+                ignore_removed=True,
             ):
                 ports = self._ports(container)
                 if ports is not None:
@@ -438,7 +498,11 @@ class DockerProvider:
     def _record_of(self, container: Container, ports: tuple[AgentEndpoint, AgentEndpoint]) -> SandboxRecord:
         labels = container.labels
         token = labels.get("eos.auth_token") or read_file(container, contents.TOKEN_AT).decode().strip()
-        profile = {key.removeprefix("eos.resource."): json.loads(value) for key, value in labels.items() if key.startswith("eos.resource.")}
+        profile = {
+            key.removeprefix("eos.resource."): json.loads(value)
+            for key, value in labels.items()
+            if key.startswith("eos.resource.")
+        }
         return SandboxRecord(
             id=labels["eos.sandbox_id"],
             workspace_root=labels["eos.host_workspace_root"],
@@ -468,7 +532,7 @@ class DockerProvider:
 
 
 def sample_of(stats: dict[str, Any], ts: int) -> EngineSample | None:
-    """Convert the engine's `GET /containers/{id}/stats` to a sample; None for a container that does not run."""
+    """Convert the engine's `GET /containers/{id}/stats` to a sample; None for a container that does not run."""  # noqa: E501
     memory = _table(stats, "memory_stats")
     cpu = _table(_table(stats, "cpu_stats"), "cpu_usage").get("total_usage")
     if not memory.get("usage"):
@@ -480,7 +544,12 @@ def sample_of(stats: dict[str, Any], ts: int) -> EngineSample | None:
         if name in moved:
             moved[name] += int(entry.get("value") or 0)
     return EngineSample(
-        ts, None if cpu is None else int(cpu) // 1000, moved["read"], moved["write"], int(memory["usage"]), memory.get("limit")
+        ts,
+        None if cpu is None else int(cpu) // 1000,
+        moved["read"],
+        moved["write"],
+        int(memory["usage"]),
+        memory.get("limit"),
     )
 
 

@@ -44,7 +44,9 @@ def choose(configured: str | None) -> EngineChoice:
     sockets = known_sockets()
     for path in sockets:
         if sys.platform == "win32" or os.path.exists(path):
-            return EngineChoice(f"npipe://{path}" if sys.platform == "win32" else f"unix://{path}", "a known socket")
+            return EngineChoice(
+                f"npipe://{path}" if sys.platform == "win32" else f"unix://{path}", "a known socket"
+            )
     return EngineChoice(f"unix://{sockets[0]}", "the default socket")
 
 
@@ -77,7 +79,9 @@ def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, EngineCho
         import docker
         from docker.tls import TLSConfig
     except ImportError as error:
-        raise OperationError(INTERNAL_ERROR, f"the docker package is not installed: {error}", reason="docker_unreachable") from error
+        raise OperationError(
+            INTERNAL_ERROR, f"the docker package is not installed: {error}", reason="docker_unreachable"
+        ) from error
     _reach(choice)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
@@ -122,14 +126,25 @@ def _reach(choice: EngineChoice) -> None:
 def unreachable(choice: EngineChoice, error: BaseException) -> NoReturn:
     text = _last_reason(error)
     if "FileNotFoundError" in text or "No such file" in text:
-        step = "start Docker, or name another engine with DOCKER_HOST, or use the image `host` (no Docker needed)"
+        step = (
+            "start Docker, or name another engine with DOCKER_HOST, or use the image `host` (no "
+            "Docker needed)"
+        )
         text = "nothing listens there"
     elif "PermissionError" in text or "Permission denied" in text:
-        step = "join the group that owns the socket (often `docker`), or use rootless Docker, or use the image `host` (no Docker needed)"
+        step = (
+            "join the group that owns the socket (often `docker`), or use rootless Docker, or use the "
+            "image `host` (no Docker needed)"
+        )
         text = "permission denied"
     else:
         step = "check with `docker version`, or use the image `host` (no Docker needed)"
-    details = {"endpoint": choice.endpoint, "source": choice.source, "hint": step, "retryable": text != "permission denied"}
+    details = {
+        "endpoint": choice.endpoint,
+        "source": choice.source,
+        "hint": step,
+        "retryable": text != "permission denied",
+    }
     message = f"Docker does not answer at {choice.endpoint} (from {choice.source}): {text}; {step}"
     raise OperationError(INTERNAL_ERROR, message, details, reason="docker_unreachable") from error
 
@@ -139,15 +154,26 @@ def refused(what: str, said: str) -> OperationError:
     details: dict[str, Any] = {"engine": said}
     if said.startswith("No such image"):  # removed since check_image
         return OperationError(
-            INTERNAL_ERROR, f"{what}: {said}", {**details, "hint": "docker pull it, and repeat the call"}, reason="image_not_found"
+            INTERNAL_ERROR,
+            f"{what}: {said}",
+            {**details, "hint": "docker pull it, and repeat the call"},
+            reason="image_not_found",
         )
     if "port is already allocated" in said:
-        return OperationError(INTERNAL_ERROR, f"{what}: {said}", {**details, "retryable": True}, reason="port_taken")
+        return OperationError(
+            INTERNAL_ERROR, f"{what}: {said}", {**details, "retryable": True}, reason="port_taken"
+        )
     if "no space left on device" in said:
         hint = (
-            "free space on the engine's disk (`docker system df` shows its use; prune removes what no sandbox uses), then repeat the call"
+            "free space on the engine's disk (`docker system df` shows its use; prune removes what no "
+            "sandbox uses), then repeat the call"
         )
-        return OperationError(INTERNAL_ERROR, f"{what}: {said}; {hint}", {**details, "retryable": True, "hint": hint}, reason="disk_full")
+        return OperationError(
+            INTERNAL_ERROR,
+            f"{what}: {said}; {hint}",
+            {**details, "retryable": True, "hint": hint},
+            reason="disk_full",
+        )
     return OperationError(INTERNAL_ERROR, f"{what}: {said}", details, reason="docker_failed")
 
 
@@ -185,5 +211,10 @@ def _context_endpoint(name: str, source: str) -> str:
     if not host:
         hint = "`docker context ls` shows the names; unset DOCKER_CONTEXT or run `docker context use default`"
         message = f"{source} names the docker context {name}, which does not exist; {hint}"
-        raise OperationError(INTERNAL_ERROR, message, {"context": name, "source": source, "hint": hint}, reason="docker_context_missing")
+        raise OperationError(
+            INTERNAL_ERROR,
+            message,
+            {"context": name, "source": source, "hint": hint},
+            reason="docker_context_missing",
+        )
     return str(host)

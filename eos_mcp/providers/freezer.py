@@ -29,7 +29,10 @@ class Frozen(NamedTuple):
 
 def frozen(pid: int) -> Frozen | None:
     """Return the frozen cgroup of a process, as far as this process can see it."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         for line in file:
             _, hierarchy, path = line.rstrip("\n").split(":", 2)
             if hierarchy == "freezer":
@@ -46,7 +49,11 @@ def thaw(found: Frozen, own: Container[int]) -> bool:
     """Thaw a frozen cgroup of version 1 that has only the processes `own`, which have a SIGKILL pending.
     False: it stays frozen.
     """
-    if any(int(pid) not in own for folder, _, _ in os.walk(found.by) for pid in _read(f"{folder}/cgroup.procs").split()):
+    if any(
+        int(pid) not in own
+        for folder, _, _ in os.walk(found.by)
+        for pid in _read(f"{folder}/cgroup.procs").split()
+    ):
         return False
     try:
         with open(f"{found.by}/freezer.state", "w", encoding="ascii") as file:

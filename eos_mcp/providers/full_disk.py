@@ -43,7 +43,10 @@ def _full(path: str, folder: str, log: list[str]) -> OperationError:
         "path": path,
         "free_bytes": free,
         "retryable": True,
-        "hint": f"free space on the file system of {folder}, then repeat the call: nothing of the sandbox is lost; destroy_sandbox frees its space and discards its work",
+        "hint": (
+            f"free space on the file system of {folder}, then repeat the call: nothing of the sandbox "
+            f"is lost; destroy_sandbox frees its space and discards its work"
+        ),
         "daemon_log": log,
     }
     message = f"starting daemon: no space left on the file system of {path}: {free} bytes are free"

@@ -51,7 +51,8 @@ def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
             if status is not None and status[2] not in ("Z", "X"):
                 found[pid] = (HostProcess(pid, status[1]), status[0])
     return sorted(
-        (process for process, parent in found.values() if parent not in found), key=lambda process: (process.started, process.pid)
+        (process for process, parent in found.values() if parent not in found),
+        key=lambda process: (process.started, process.pid),
     )
 
 
@@ -64,7 +65,12 @@ def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
             words = file.read().split(b"\0")
     except OSError:
         return False
-    return os.fsencode(settings_path) in words and b"serve" in words and is_ours(pid) and _runs_bundle(pid, bundles)
+    return (
+        os.fsencode(settings_path) in words
+        and b"serve" in words
+        and is_ours(pid)
+        and _runs_bundle(pid, bundles)
+    )
 
 
 def is_ours(pid: int) -> bool:
@@ -73,7 +79,10 @@ def is_ours(pid: int) -> bool:
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"Uid:")), None) == os.geteuid()
+            return (
+                next((int(line.split()[1]) for line in file if line.startswith(b"Uid:")), None)
+                == os.geteuid()
+            )
     except (OSError, ValueError, IndexError):
         return False
 

@@ -1,8 +1,8 @@
 """Valid names of images, and directories that can be one. A mistake is the caller's, and is found before the
 workspace is copied.
 
-host              this machine's own file system       rootfs:/abs/dir   a directory that holds a root file system
-ubuntu:24.04      anything else is a name that the engine knows
+host              this machine's own file system       rootfs:/abs/dir   a directory that holds a root file
+system ubuntu:24.04      anything else is a name that the engine knows
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def check_reference(image: str) -> None:
         and image[0] != "-"
     ):
         return
-    raise bad_image(image, "it is no image reference, as in ubuntu:24.04 or registry.example/team/app@sha256:…")
+    raise bad_image(
+        image, "it is no image reference, as in ubuntu:24.04 or registry.example/team/app@sha256:…"
+    )
 
 
 def bad_image(image: str, why: str) -> OperationError:
@@ -57,16 +59,25 @@ def check_rootfs(image: str) -> str:
             command could ever run in it, not_readable where this user may not look.
     """
     root = image.removeprefix(ROOTFS_PREFIX)
-    details = {"argument": "image", "image": image, "hint": "rootfs:/abs/dir names an existing directory that holds a root file system"}
+    details = {
+        "argument": "image",
+        "image": image,
+        "hint": "rootfs:/abs/dir names an existing directory that holds a root file system",
+    }
 
     def refused(why: str, reason: str) -> OperationError:
         shown = image if image.isprintable() else repr(image)
-        return OperationError(INVALID_REQUEST, f"image {shown}: {why}; {details['hint']}", details, reason=reason)
+        return OperationError(
+            INVALID_REQUEST, f"image {shown}: {why}; {details['hint']}", details, reason=reason
+        )
 
     if not os.path.isabs(root) or "\0" in root:
         raise refused("the path must be absolute" if root else "the path is missing", "image_not_found")
     if not os.path.isdir(root):
-        raise refused(f"{root} is not a directory" if os.path.lexists(root) else f"{root} does not exist", "image_not_found")
+        raise refused(
+            f"{root} is not a directory" if os.path.lexists(root) else f"{root} does not exist",
+            "image_not_found",
+        )
     if not os.access(root, os.R_OK | os.X_OK):
         raise refused(f"{root} cannot be read by the user that runs the gateway", "not_readable")
     if not has_shell(root):

@@ -1,7 +1,8 @@
 """Sandboxes without Docker: the same agent on this machine, its sessions in namespaces, as root or as an
 ordinary user.
 
-    <state>/sandboxes/<id>/  agent.json daemon.yml token endpoint.json daemon.log  layer-stack/ workspace/ run/
+    <state>/sandboxes/<id>/  agent.json daemon.yml token endpoint.json daemon.log  layer-stack/ workspace/
+    run/
 
 The agent is detached: it outlives the gateway, and a gateway that finds it dead starts it again on the next
 use.
@@ -33,7 +34,15 @@ from eos_mcp.providers import freezer, image_name, limits, local_probe, passed_o
 from eos_mcp.providers.full_disk import disk_full, refused
 from eos_mcp.providers.host_processes import HostProcess, agents_of, descendants, is_agent, is_ours
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
-from eos_mcp.providers.provider import LOG_LINES, FoundSandbox, Made, Progress, SandboxPlan, new_token, told_by_log
+from eos_mcp.providers.provider import (
+    LOG_LINES,
+    FoundSandbox,
+    Made,
+    Progress,
+    SandboxPlan,
+    new_token,
+    told_by_log,
+)
 from eos_mcp.record.registry import AgentEndpoint, SandboxRecord, SharedBase, quota_of
 from eos_mcp.record.sample_ring import EngineSample
 from layerstack.kernel import fsync
@@ -62,7 +71,14 @@ class LocalProvider:
 
     name = "local"
 
-    def __init__(self, config: Config, state_dir: str, cache_dir: str, private: list[str], engines: Callable[[], list[str]]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        state_dir: str,
+        cache_dir: str,
+        private: list[str],
+        engines: Callable[[], list[str]],
+    ) -> None:
         self.config = config
         self.state_dir = state_dir
         self.bundles = os.path.join(cache_dir, "bundles")
@@ -83,7 +99,12 @@ class LocalProvider:
         if rootfs is not None:
             refused = local_probe.rootfs_problem(rootfs, self._hidden(), self._python())
             if refused is not None:
-                raise OperationError(INVALID_REQUEST, f"image {image}: {refused.message}", refused.details, reason=refused.reason)
+                raise OperationError(
+                    INVALID_REQUEST,
+                    f"image {image}: {refused.message}",
+                    refused.details,
+                    reason=refused.reason,
+                )
 
     def keeping(self) -> Keeping:
         """The stores of an ordinary user have their overlays in a user namespace."""
@@ -127,7 +148,9 @@ class LocalProvider:
             if isinstance(error, OSError):
                 raise os_error(error, kind=INTERNAL_ERROR) from error
             raise
-        base = SharedBase(source=plan.base.source, target=f"{folder}/layer-stack/base", root_hash=plan.base.root_hash)
+        base = SharedBase(
+            source=plan.base.source, target=f"{folder}/layer-stack/base", root_hash=plan.base.root_hash
+        )
         return Made(endpoint.tcp, endpoint.http, base, None, self._reach(plan.sandbox_id, endpoint))
 
     def exited(self, record: SandboxRecord) -> str | None:
@@ -157,10 +180,14 @@ class LocalProvider:
         if made_at is not None:
             folder = self.folder(sandbox_id)
             here, there = (os.path.dirname(os.path.dirname(path)) for path in (folder, made_at))
-            hint = f"use the state directory under its own name again: move it back to {there}, or export from there; a copy can only be inspected and destroyed"
+            hint = (
+                f"use the state directory under its own name again: move it back to {there}, or export "
+                f"from there; a copy can only be inspected and destroyed"
+            )
             raise OperationError(
                 INTERNAL_ERROR,
-                f"sandbox {sandbox_id} was made in {made_at} and lies in {folder} now: it works at its own place alone",
+                f"sandbox {sandbox_id} was made in {made_at} and lies in {folder} now: it works at its own "
+                f"place alone",
                 {"sandbox_id": sandbox_id, "state_dir": here, "made_in": there, "hint": hint},
                 reason="state_dir_moved",
             )
@@ -190,7 +217,9 @@ class LocalProvider:
         return self._found(record.id, endpoint)
 
     def _found(self, sandbox_id: str, endpoint: Listens) -> FoundSandbox:
-        return FoundSandbox(True, endpoint.tcp, endpoint.http, self._token(sandbox_id), self._reach(sandbox_id, endpoint))
+        return FoundSandbox(
+            True, endpoint.tcp, endpoint.http, self._token(sandbox_id), self._reach(sandbox_id, endpoint)
+        )
 
     def _reach(self, sandbox_id: str, endpoint: Listens) -> dict[str, Any]:
         """Return how to reach the agent: at its unix socket, where only this user's processes can listen,
@@ -235,7 +264,9 @@ class LocalProvider:
         with open(path, encoding="utf-8") as file:
             settings: dict[str, Any] = json.load(file)
         if settings["private_dirs"] != self._hidden():
-            fsync.write_file(path, json.dumps({**settings, "private_dirs": self._hidden()}, indent=1).encode(), mode=0o600)
+            fsync.write_file(
+                path, json.dumps({**settings, "private_dirs": self._hidden()}, indent=1).encode(), mode=0o600
+            )
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
         """Return None: only the agent knows which processes are its sandbox's."""
@@ -267,7 +298,11 @@ class LocalProvider:
             state="ready",
             daemon=endpoint.tcp if endpoint else None,
             daemon_http=endpoint.http if endpoint else None,
-            shared_base=SharedBase(source=source, target=f"{settings['layer_stack_root']}/base", root_hash=str(settings["base_root_hash"])),
+            shared_base=SharedBase(
+                source=source,
+                target=f"{settings['layer_stack_root']}/base",
+                root_hash=str(settings["base_root_hash"]),
+            ),
             quota=quota_of(settings["config"]),
             provider="local",
             image=HOST_IMAGE if settings.get("rootfs") is None else f"{ROOTFS_PREFIX}{settings['rootfs']}",
@@ -281,7 +316,9 @@ class LocalProvider:
             progress("installing daemon assets")
             return build.build(self.bundles)
         except build.BuildError as error:
-            raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
+            raise OperationError(
+                INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed"
+            ) from error
 
     def _python(self) -> list[str]:
         """Return an interpreter for a probe: the bundle's if it was made, else this process's."""
@@ -318,7 +355,9 @@ class LocalProvider:
             "container_env": dict(self.config.manager.docker.container_env),
             "path": plan.caller_path if rootfs is None else None,
             "private_dirs": self._hidden(),
-            "limits": limits.of_machine() if profile is None else limits.of_profile(profile, profile.nano_cpus),
+            "limits": limits.of_machine()
+            if profile is None
+            else limits.of_profile(profile, profile.nano_cpus),
             "config": sections,
         }
 
@@ -329,10 +368,16 @@ class LocalProvider:
         path = f"{folder}/run/runtime.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
             return path
-        short = os.path.join("/tmp", f"eos-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}")
+        short = os.path.join(
+            "/tmp", f"eos-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+        )
         os.makedirs(short, mode=0o700, exist_ok=True)
         owner = os.lstat(short)
-        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & private_dirs.MAY_WRITE:
+        if (
+            owner.st_uid != os.getuid()
+            or not stat.S_ISDIR(owner.st_mode)
+            or owner.st_mode & private_dirs.MAY_WRITE
+        ):
             raise OSError(17, "exists and belongs to somebody else, or can be written by others", short)
         return f"{short}/runtime.sock"
 
@@ -375,16 +420,25 @@ class LocalProvider:
         self._works = False
         problem = self._problem()
         if problem is not None:
-            raise OperationError(INTERNAL_ERROR, problem.message, {**problem.details, "daemon_log": said}, reason=problem.reason)
+            raise OperationError(
+                INTERNAL_ERROR,
+                problem.message,
+                {**problem.details, "daemon_log": said},
+                reason=problem.reason,
+            )
         told = told_by_log(said)
         how = "exited" if child is None else f"exited with {child.returncode}"
         message = f"starting daemon: the agent of {sandbox_id} {how}" + (f": {told}" if told else "")
-        raise OperationError(INTERNAL_ERROR, message, {"stage": "start", "daemon_log": said}, reason="agent_exited")
+        raise OperationError(
+            INTERNAL_ERROR, message, {"stage": "start", "daemon_log": said}, reason="agent_exited"
+        )
 
     def _launch(self, folder: str, bundle: build.Bundle) -> subprocess.Popen[bytes]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{folder}/endpoint.json")
-        environment = {name: os.environ[name] for name in ("HOME", "USER", "PATH", "LANG", "TZ") if name in os.environ}
+        environment = {
+            name: os.environ[name] for name in ("HOME", "USER", "PATH", "LANG", "TZ") if name in os.environ
+        }
         with open(f"{folder}/daemon.log", "ab") as said_to:
             os.fchmod(said_to.fileno(), 0o600)
             child = subprocess.Popen(
@@ -406,10 +460,16 @@ class LocalProvider:
             "sandbox_id": sandbox_id,
             "pid": pid,
             "retryable": True,
-            "hint": "it is still starting: repeat the call; if that does not help, start_sandbox replaces a frozen agent",
+            "hint": (
+                "it is still starting: repeat the call; if that does not help, start_sandbox replaces a "
+                "frozen agent"
+            ),
             "daemon_log": said,
         }
-        message = f"starting daemon: the agent of {sandbox_id}, process {pid}, has not written its address within {waited:g} s"
+        message = (
+            f"starting daemon: the agent of {sandbox_id}, process {pid}, has not written its address "
+            f"within {waited:g} s"
+        )
         return OperationError(INTERNAL_ERROR, message, details, reason="agent_starting")
 
     def _endpoint(self, sandbox_id: str, *, pid: int | None = None) -> Listens | None:
@@ -419,12 +479,20 @@ class LocalProvider:
             with open(os.path.join(folder, "endpoint.json"), encoding="ascii") as file:
                 value: dict[str, Any] = json.load(file)
             number, started = int(value["pid"]), value.get("started")
-            tcp, http = (AgentEndpoint(host=str(value[key][0]), port=int(value[key][1])) for key in ("tcp", "http"))
+            tcp, http = (
+                AgentEndpoint(host=str(value[key][0]), port=int(value[key][1])) for key in ("tcp", "http")
+            )
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             return None
         if self._lies_elsewhere(sandbox_id) is not None:
             return None
-        listens = Listens(tcp, http, value.get("proof") == proof.FORMAT, number, started if isinstance(started, int) else None)
+        listens = Listens(
+            tcp,
+            http,
+            value.get("proof") == proof.FORMAT,
+            number,
+            started if isinstance(started, int) else None,
+        )
         if pid is not None:
             return listens if number == pid else None
         if listens.started is not None:  # pid and start time name one process only
@@ -452,7 +520,9 @@ class LocalProvider:
 
     def _log(self, sandbox_id: str) -> list[str]:
         try:
-            with open(os.path.join(self.folder(sandbox_id), "daemon.log"), encoding="utf-8", errors="replace") as file:
+            with open(
+                os.path.join(self.folder(sandbox_id), "daemon.log"), encoding="utf-8", errors="replace"
+            ) as file:
                 return [line.rstrip("\n") for line in deque(file, maxlen=LOG_LINES)]
         except OSError:
             return []
@@ -465,9 +535,14 @@ class LocalProvider:
         for agent in agents:
             agent.signal(signal.SIGTERM)
         if agents and not _gone(
-            lambda: any(agent.alive() for agent in agents), self.config.manager.local_daemon.stop_timeout_s, self._reap
+            lambda: any(agent.alive() for agent in agents),
+            self.config.manager.local_daemon.stop_timeout_s,
+            self._reap,
         ):
-            warnings.append(f"the agent did not stop within {self.config.manager.local_daemon.stop_timeout_s:g} s and was killed")
+            warnings.append(
+                f"the agent did not stop within {self.config.manager.local_daemon.stop_timeout_s:g} s and "
+                f"was killed"
+            )
         for process in tree.values():
             process.signal(signal.SIGKILL)
         held: list[str] = []
@@ -480,7 +555,10 @@ class LocalProvider:
             details: dict[str, Any] = {"processes": left}
             message = f"processes {left} of sandbox {sandbox_id} do not end"
             if held:
-                hint = f"they are frozen: run `echo THAWED > {held[0]}/freezer.state` as a user who may, then repeat the call"
+                hint = (
+                    f"they are frozen: run `echo THAWED > {held[0]}/freezer.state` as a user who may, "
+                    f"then repeat the call"
+                )
                 details |= {"frozen_by": sorted(set(held)), "hint": hint, "retryable": True}
                 message += f": they are in a frozen cgroup, {held[0]}, with others or not ours to thaw"
             raise OperationError(INTERNAL_ERROR, message, details, reason="processes_left")
@@ -501,7 +579,9 @@ class LocalProvider:
         except OSError as error:
             wrapped = os_error(error, kind=INTERNAL_ERROR)
             raise OperationError(
-                INTERNAL_ERROR, f"sandbox {sandbox_id}: {folder} cannot be removed: {wrapped.message}", wrapped.details
+                INTERNAL_ERROR,
+                f"sandbox {sandbox_id}: {folder} cannot be removed: {wrapped.message}",
+                wrapped.details,
             ) from error
         return warnings
 
@@ -511,7 +591,9 @@ class LocalProvider:
         """
         if os.path.exists(f"{folder}/run/cgroups.json"):
             argv = [*self._bundle(lambda _: None).argv(), "reap", "--settings", f"{folder}/agent.json"]
-            subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/", timeout=30, check=False)
+            subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/", timeout=30, check=False
+            )
 
 
 def _gone(there: Callable[[], bool], timeout_s: float, reap: Callable[[], None]) -> bool:

@@ -29,7 +29,7 @@ try:
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 except OSError as error:
     say("userns" if uid else "mountns", error)
-"""
+"""  # noqa: E501
 
 OVERLAY = """
 try:
@@ -40,7 +40,7 @@ try:
     syscalls.umount("merged")
 except OSError as error:
     say("overlay", error)
-"""
+"""  # noqa: E501
 
 ROOTFS = """
 from eos_agent.init import mounts
@@ -49,7 +49,7 @@ try:
     mounts.prepare(told["workspace"], [], told["hidden"], local=True, rootfs=told["rootfs"])
 except mounts.SetupFailed as failed:
     print(json.dumps({"step": failed.step, "errno": errno.errorcode.get(failed.errno or 0, str(failed.errno)), "message": failed.message}))
-"""
+"""  # noqa: E501
 
 REMOVE = """
 from layerstack.kernel import fsync
@@ -76,10 +76,16 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
         python: the command line of an interpreter that has `layerstack`, the bundle's.
     """
     if sys.platform != "linux":
-        return Problem("not_linux", "local sandboxes need Linux; use an image and Docker", {"hint": "start Docker and name an image"})
+        return Problem(
+            "not_linux",
+            "local sandboxes need Linux; use an image and Docker",
+            {"hint": "start Docker and name an image"},
+        )
     mine = f"{TRIAL}{os.getpid()}-"
     for name in os.listdir(state_dir):
-        if name.startswith(TRIAL) and not name.startswith(mine):  # of a gateway that was killed during a trial
+        if name.startswith(TRIAL) and not name.startswith(
+            mine
+        ):  # of a gateway that was killed during a trial
             remove_tree(os.path.join(state_dir, name), lambda: python)
     trial = os.path.join(state_dir, f"{mine}{os.urandom(4).hex()}")
     os.makedirs(trial, mode=0o700)
@@ -88,7 +94,9 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
     finally:
         remove_tree(trial, lambda: python)
     if done.returncode != 0:
-        return Problem("probe_failed", f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}", {})
+        return Problem(
+            "probe_failed", f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}", {}
+        )
     if not done.stdout.strip():
         return None
     found: dict[str, str] = json.loads(done.stdout)
@@ -99,20 +107,35 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
             if found["errno"] == "ENOSPC"
             else "the kernel or a security module forbids them to ordinary users"
         )
-        hint = "allow them (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns), or use a Docker image"
+        hint = (
+            "allow them (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
+            "kernel.apparmor_restrict_unprivileged_userns), or use a Docker image"
+        )
         return Problem(
-            "userns_forbidden", f"user namespaces are not available here [{found['errno']}]: {limit}; {hint}", {**details, "hint": hint}
+            "userns_forbidden",
+            f"user namespaces are not available here [{found['errno']}]: {limit}; {hint}",
+            {**details, "hint": hint},
         )
     if found["step"] == "mountns":
         hint = "run on the host, or give this container CAP_SYS_ADMIN"
-        return Problem("mountns_forbidden", f"a mount namespace is refused [{found['errno']}]: {hint}", {**details, "hint": hint})
+        return Problem(
+            "mountns_forbidden",
+            f"a mount namespace is refused [{found['errno']}]: {hint}",
+            {**details, "hint": hint},
+        )
     kind = _file_system_of(state_dir)
     if kind == STATFS_OVERLAY:
         hint = "set EOS_STATE_DIR to a directory on ext4, xfs, btrfs or tmpfs"
-        message = f"the store at {state_dir} is on an overlay file system, which cannot be the upper directory of another; {hint}"
+        message = (
+            f"the store at {state_dir} is on an overlay file system, which cannot be the upper "
+            f"directory of another; {hint}"
+        )
         return Problem("store_on_overlay", message, {**details, "hint": hint, "file_system": kind})
     hint = "load the overlay module, or set EOS_STATE_DIR to another file system, or use a Docker image"
-    message = f"overlayfs does not work in {state_dir} ({kind or 'unknown file system'}) [{found['errno']}]: {found['message']}; {hint}"
+    message = (
+        f"overlayfs does not work in {state_dir} ({kind or 'unknown file system'}) "
+        f"[{found['errno']}]: {found['message']}; {hint}"
+    )
     return Problem("overlay_unsupported", message, {**details, "hint": hint, "file_system": kind})
 
 
@@ -121,17 +144,29 @@ def rootfs_problem(rootfs: str, hidden: Sequence[str], python: Sequence[str]) ->
     told = {"rootfs": rootfs, "hidden": list(hidden), "workspace": "/workspace"}
     done = _run(python, IN_NAMESPACE + ROOTFS, json.dumps(told))
     if done.returncode != 0:
-        return Problem("probe_failed", f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}", {"argument": "image"})
+        return Problem(
+            "probe_failed",
+            f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}",
+            {"argument": "image"},
+        )
     if not done.stdout.strip():
         return None
     found: dict[str, str] = json.loads(done.stdout)
     details: dict[str, Any] = {"argument": "image", "errno": found["errno"], "step": found["step"]}
     if found["errno"] == "EACCES" and "hidden" in found["message"]:
         hint = "copy the tree to a directory of your own and use that"
-        message = f"{rootfs} is hidden from sessions (state of a gateway, data of a container engine, keys); {hint}"
+        message = (
+            f"{rootfs} is hidden from sessions (state of a gateway, data of a container engine, keys); {hint}"
+        )
         return Problem("rootfs_hidden", message, {**details, "hint": hint})
-    hint = "copy the tree to a directory of your own on a file system that works below an overlay (ext4, xfs, btrfs, tmpfs)"
-    message = f"{rootfs} cannot be the root of a session: {found['step']}: {found['message']} [{found['errno']}]; {hint}"
+    hint = (
+        "copy the tree to a directory of your own on a file system that works below an overlay (ext4, "
+        "xfs, btrfs, tmpfs)"
+    )
+    message = (
+        f"{rootfs} cannot be the root of a session: {found['step']}: {found['message']} "
+        f"[{found['errno']}]; {hint}"
+    )
     return Problem("rootfs_unusable", message, {**details, "hint": hint})
 
 
@@ -150,7 +185,9 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
             return
     done = _run(python(), IN_NAMESPACE + REMOVE, path)
     if os.path.lexists(path):  # deeper than Python's recursion limit
-        done = subprocess.run(["rm", "-rf", "--one-file-system", "--", path], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["rm", "-rf", "--one-file-system", "--", path], capture_output=True, text=True, check=False
+        )
     if os.path.lexists(path):
         raise OSError(1, f"still there: {(done.stderr or done.stdout).strip()[-300:]}", path)
 
@@ -159,10 +196,22 @@ def _run(python: Sequence[str], code: str, argument: str) -> subprocess.Complete
     """Run `code` in a new single-threaded interpreter, which finds the packages by itself or at the paths of
     this process.
     """
-    packages = dict.fromkeys(os.path.dirname(os.path.abspath(path)) for package in (layerstack, eos_agent) for path in package.__path__)
+    packages = dict.fromkeys(
+        os.path.dirname(os.path.abspath(path))
+        for package in (layerstack, eos_agent)
+        for path in package.__path__
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     argv = [*python, "-c", code, argument]
-    return subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        argv,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def _file_system_of(path: str) -> str:

@@ -159,8 +159,12 @@ def ask_ready(target: AgentAddress, *, timeout_s: float = 5.0) -> str | None:
     """Ask the agent `sandbox_daemon_ready`, after both sides have proved themselves. None when it is ready,
     else the reason.
     """
-    transport = {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
-    line = protocol.encode_request("sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=target.sandbox_id, **transport)
+    transport = (
+        {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
+    )
+    line = protocol.encode_request(
+        "sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=target.sandbox_id, **transport
+    )
     deadline = time.monotonic() + timeout_s
     try:
         with _connect(target, timeout_s) as connection:
@@ -213,7 +217,14 @@ def _object(line: bytes) -> dict[str, Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def wait_ready(provider: Provider, record: SandboxRecord, *, timeout_s: float, poll_s: float, given_up: Callable[[], bool]) -> None:
+def wait_ready(
+    provider: Provider,
+    record: SandboxRecord,
+    *,
+    timeout_s: float,
+    poll_s: float,
+    given_up: Callable[[], bool],
+) -> None:
     """Wait until the agent of `record` answers; poll fast at first, since most answer within a quarter of a
     second.
 
@@ -240,12 +251,19 @@ def wait_ready(provider: Provider, record: SandboxRecord, *, timeout_s: float, p
             reason = "agent_exited"
             break
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(pause * 1.5, poll_s if time.monotonic() - started > EAGER_FOR_S else min(EAGER_POLL_S, poll_s))
+        pause = min(
+            pause * 1.5, poll_s if time.monotonic() - started > EAGER_FOR_S else min(EAGER_POLL_S, poll_s)
+        )
     log = provider.log_tail(record)
     told = told_by_log(log)
-    message = f"waiting for readiness: {exited or f'no answer within {timeout_s:g} s ({said})'}" + (f": {told}" if told else "")
+    message = f"waiting for readiness: {exited or f'no answer within {timeout_s:g} s ({said})'}" + (
+        f": {told}" if told else ""
+    )
     raise OperationError(
-        INTERNAL_ERROR, message, {"stage": "readiness", "sandbox_id": record.id, "daemon_log": log[-LOG_LINES:]}, reason=reason
+        INTERNAL_ERROR,
+        message,
+        {"stage": "readiness", "sandbox_id": record.id, "daemon_log": log[-LOG_LINES:]},
+        reason=reason,
     )
 
 

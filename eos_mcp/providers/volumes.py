@@ -71,7 +71,9 @@ class Volumes:
         """Tell whether the volumes are those that were filled: in place of a removed one the engine gives a
         container a new, empty one, without labels.
         """
-        return all("eos.shared" in (self.client.volumes.get(name).attrs.get("Labels") or {}) for name in names)
+        return all(
+            "eos.shared" in (self.client.volumes.get(name).attrs.get("Labels") or {}) for name in names
+        )
 
     def drop_empty(self, *names: str) -> None:
         """Have incomplete volumes filled again; those that no container uses are removed first, so that they
@@ -91,7 +93,9 @@ class Volumes:
         """
         ((label, value),) = self.helper_mark.items()
         with self._mutex:  # containers of this process exist only while the lock is held
-            for left in self.client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True):
+            for left in self.client.containers.list(
+                all=True, filters={"label": f"{label}={value}"}, ignore_removed=True
+            ):
                 left.remove(v=True, force=True)
 
     def _drop_earlier(self, newest: str) -> None:
@@ -166,14 +170,34 @@ def base_archive(path: str) -> Iterator[bytes]:
         name = os.fsencode(os.path.join(BASE_LAYER, relative) if relative else BASE_LAYER)
         mode, length, mtime_ns, inode, links = entry[0], entry[1], entry[2], entry[4], entry[5]
         if stat.S_ISDIR(mode):
-            held.append(pax.encode(pax.Header(name, pax.DIRECTORY, stat.S_IMODE(mode), mtime_ns=mtime_ns, xattrs=_xattrs(where))))
+            held.append(
+                pax.encode(
+                    pax.Header(
+                        name, pax.DIRECTORY, stat.S_IMODE(mode), mtime_ns=mtime_ns, xattrs=_xattrs(where)
+                    )
+                )
+            )
         elif stat.S_ISLNK(mode):
-            held.append(pax.encode(pax.Header(name, pax.SYMLINK, 0o777, mtime_ns=mtime_ns, target=os.fsencode(os.readlink(where)))))
+            held.append(
+                pax.encode(
+                    pax.Header(
+                        name, pax.SYMLINK, 0o777, mtime_ns=mtime_ns, target=os.fsencode(os.readlink(where))
+                    )
+                )
+            )
         elif links > 1 and inode in seen:
-            held.append(pax.encode(pax.Header(name, pax.HARD_LINK, stat.S_IMODE(mode), mtime_ns=mtime_ns, target=seen[inode])))
+            held.append(
+                pax.encode(
+                    pax.Header(name, pax.HARD_LINK, stat.S_IMODE(mode), mtime_ns=mtime_ns, target=seen[inode])
+                )
+            )
         else:
             seen[inode] = name
-            held.append(pax.encode(pax.Header(name, pax.FILE, stat.S_IMODE(mode), length, mtime_ns, xattrs=_xattrs(where))))
+            held.append(
+                pax.encode(
+                    pax.Header(name, pax.FILE, stat.S_IMODE(mode), length, mtime_ns, xattrs=_xattrs(where))
+                )
+            )
             with open(where, "rb") as file:
                 while data := file.read(PIECE):
                     held.append(data)
@@ -200,7 +224,9 @@ def files_archive(files: dict[str, tuple[int, bytes | None]]) -> bytes:
     out: list[bytes] = []
     for path, (mode, content) in files.items():
         if content is None:
-            out.append(pax.encode(pax.Header(path.encode(), pax.DIRECTORY, mode, mtime_ns=build.STEADY_TIME * 10**9)))
+            out.append(
+                pax.encode(pax.Header(path.encode(), pax.DIRECTORY, mode, mtime_ns=build.STEADY_TIME * 10**9))
+            )
         else:
             header = pax.Header(path.encode(), pax.FILE, mode, len(content), build.STEADY_TIME * 10**9)
             out.append(pax.encode(header) + content + pax.padding(len(content)))

@@ -29,7 +29,9 @@ class RegistryError(Exception):
 class RecordPart(BaseModel):
     """A frozen part of the file. Keys of later versions are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)  # inputs hold tokens
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", strict=True, hide_input_in_errors=True
+    )  # inputs hold tokens
 
 
 class AgentEndpoint(RecordPart):
@@ -102,7 +104,14 @@ class SandboxRecord(RecordPart):
         if self.daemon is None:
             return None
         path, proves = self.provider_data.get("socket_path"), self.provider_data.get("proves") is True
-        return AgentAddress(self.daemon.host, self.daemon.port, self.token, self.id, None if path is None else str(path), proves)
+        return AgentAddress(
+            self.daemon.host,
+            self.daemon.port,
+            self.token,
+            self.id,
+            None if path is None else str(path),
+            proves,
+        )
 
     def but(self, **changes: Any) -> SandboxRecord:
         return self.model_copy(update=changes)
@@ -114,7 +123,11 @@ def quota_of(sections: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     layerstack = sections["runtime"]["layerstack"]
     found = {"bytes": layerstack.get("quota_bytes"), "layers": layerstack.get("quota_layers")}
-    return None if found == {"bytes": None, "layers": None} else {**found, "published": "enforced", "sessions": SESSIONS_UNLIMITED}
+    return (
+        None
+        if found == {"bytes": None, "layers": None}
+        else {**found, "published": "enforced", "sessions": SESSIONS_UNLIMITED}
+    )
 
 
 class Registry:
@@ -138,19 +151,24 @@ class Registry:
         except FileNotFoundError:
             return registry
         except (OSError, ValueError) as error:
-            raise RegistryError(f"the registry {path} cannot be read ({error}); move it away to start with an empty one") from error
+            raise RegistryError(
+                f"the registry {path} cannot be read ({error}); move it away to start with an empty one"
+            ) from error
         table: dict[str, Any] = value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
         found = table.get("format")
         if found != FORMAT:
             raise RegistryError(
-                f"the registry {path} has format {found!r}, this version reads {FORMAT}; move it away to start with an empty one"
+                f"the registry {path} has format {found!r}, this version reads {FORMAT}; move it away to "
+                f"start with an empty one"
             )
         try:
             sandboxes: list[Any] = table["sandboxes"]
             for record in map(SandboxRecord.model_validate, sandboxes):
                 registry._records[record.id] = record
         except (ValidationError, KeyError, TypeError) as error:
-            raise RegistryError(f"the registry {path} is damaged ({error}); move it away to start with an empty one") from error
+            raise RegistryError(
+                f"the registry {path} is damaged ({error}); move it away to start with an empty one"
+            ) from error
         return registry
 
     def __iter__(self) -> Iterator[SandboxRecord]:
@@ -172,7 +190,9 @@ class Registry:
         record = self._records.get(sandbox_id)
         if record is None:
             details = {"sandbox_id": sandbox_id, "hint": "list_sandboxes shows the ids"}
-            raise OperationError(INVALID_REQUEST, f"sandbox not found: {sandbox_id}", details, reason="sandbox_not_found")
+            raise OperationError(
+                INVALID_REQUEST, f"sandbox not found: {sandbox_id}", details, reason="sandbox_not_found"
+            )
         return record
 
     def put(self, record: SandboxRecord) -> SandboxRecord:
@@ -201,7 +221,9 @@ class Registry:
             refused = os_error(error, kind=INTERNAL_ERROR)
             refused.details["path"] = self.path
             raise OperationError(
-                INTERNAL_ERROR, f"the registry {self.path} cannot be written: {refused.message}", refused.details
+                INTERNAL_ERROR,
+                f"the registry {self.path} cannot be written: {refused.message}",
+                refused.details,
             ) from error
         return record
 
@@ -215,7 +237,10 @@ class Registry:
         if record.state not in expected:
             details = {"sandbox_id": sandbox_id, "state": record.state, "wanted": to}
             raise OperationError(
-                INVALID_REQUEST, f"sandbox {sandbox_id} is {record.state}: it cannot go to {to}", details, reason="wrong_state"
+                INVALID_REQUEST,
+                f"sandbox {sandbox_id} is {record.state}: it cannot go to {to}",
+                details,
+                reason="wrong_state",
             )
         return self.put(record.but(state=to, **changes))
 

@@ -52,7 +52,12 @@ class Ring:
             slot = data[at : at + _SLOT.size]
             number, *values, _, check = _SLOT.unpack(slot)
             if number and check == zlib.crc32(slot[:-4]):
-                found.append((number, EngineSample(values[0], *(None if value == NONE else value for value in values[1:]))))
+                found.append(
+                    (
+                        number,
+                        EngineSample(values[0], *(None if value == NONE else value for value in values[1:])),
+                    )
+                )
         found.sort(key=lambda one: one[0])
         self._next = found[-1][0] if found else 0
         return [sample for _, sample in found]
@@ -72,8 +77,14 @@ class Ring:
                 os.pwrite(fd, _header(), 0)
                 self._next = 0
             self._next += 1
-            slot = _SLOT.pack(self._next, sample.ts, *(NONE if value is None else value for value in sample[1:]), 0, 0)
-            os.pwrite(fd, slot[:-4] + struct.pack("<I", zlib.crc32(slot[:-4])), _HEADER.size + (self._next - 1) % SLOTS * _SLOT.size)
+            slot = _SLOT.pack(
+                self._next, sample.ts, *(NONE if value is None else value for value in sample[1:]), 0, 0
+            )
+            os.pwrite(
+                fd,
+                slot[:-4] + struct.pack("<I", zlib.crc32(slot[:-4])),
+                _HEADER.size + (self._next - 1) % SLOTS * _SLOT.size,
+            )
         finally:
             os.close(fd)
 

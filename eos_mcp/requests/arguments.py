@@ -11,7 +11,9 @@ from eos_agent.wire.operation import U64_MAX
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 
-def text(args: Mapping[str, Any], name: str, op: str, *, default: str | None = None, non_empty: bool = True) -> str:
+def text(
+    args: Mapping[str, Any], name: str, op: str, *, default: str | None = None, non_empty: bool = True
+) -> str:
     """Return a string argument.
 
     Raises:
@@ -20,13 +22,21 @@ def text(args: Mapping[str, Any], name: str, op: str, *, default: str | None = N
     """
     value = args.get(name, default)
     if value is None:
-        raise OperationError(INVALID_REQUEST, f"{name} is required for {op}", {"argument": name}, reason="missing_argument")
+        raise OperationError(
+            INVALID_REQUEST, f"{name} is required for {op}", {"argument": name}, reason="missing_argument"
+        )
     if not isinstance(value, str):
-        raise OperationError(INVALID_REQUEST, f"{name} must be a string", {"argument": name}, reason="bad_argument")
+        raise OperationError(
+            INVALID_REQUEST, f"{name} must be a string", {"argument": name}, reason="bad_argument"
+        )
     if any("\ud800" <= c <= "\udfff" for c in value):
-        raise OperationError(INVALID_REQUEST, f"{name} must be valid Unicode", {"argument": name}, reason="bad_argument")
+        raise OperationError(
+            INVALID_REQUEST, f"{name} must be valid Unicode", {"argument": name}, reason="bad_argument"
+        )
     if non_empty and not value.strip():
-        raise OperationError(INVALID_REQUEST, f"{name} must be a non-empty string", {"argument": name}, reason="bad_argument")
+        raise OperationError(
+            INVALID_REQUEST, f"{name} must be a non-empty string", {"argument": name}, reason="bad_argument"
+        )
     return value
 
 
@@ -39,7 +49,9 @@ def count(args: Mapping[str, Any]) -> int:
     value = args.get("count", 1)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= U64_MAX:
         details = {"argument": "count", **({"value": value} if isinstance(value, int) else {})}
-        raise OperationError(INVALID_REQUEST, f"count must be an integer from 1 to {U64_MAX}", details, reason="bad_argument")
+        raise OperationError(
+            INVALID_REQUEST, f"count must be an integer from 1 to {U64_MAX}", details, reason="bad_argument"
+        )
     return value
 
 
@@ -51,5 +63,7 @@ def flag(args: Mapping[str, Any], name: str) -> bool:
     """
     value = args.get(name, False)
     if not isinstance(value, bool):
-        raise OperationError(INVALID_REQUEST, f"{name} must be a boolean", {"argument": name}, reason="bad_argument")
+        raise OperationError(
+            INVALID_REQUEST, f"{name} must be a boolean", {"argument": name}, reason="bad_argument"
+        )
     return value

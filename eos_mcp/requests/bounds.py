@@ -19,16 +19,16 @@ from eos_mcp.requests import arguments, roots
 
 ROOTS_MAX = 256
 SYSTEM = (
-    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr/bin", "/usr/lib", "/usr/sbin",
-    "/usr/share", "/usr/local/bin", "/usr/local/sbin", "/usr/local/lib", "/var/run", "/var/spool", "/var/log", "/var/mail",
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr/bin", "/usr/lib", "/usr/sbin",  # noqa: E501
+    "/usr/share", "/usr/local/bin", "/usr/local/sbin", "/usr/local/lib", "/var/run", "/var/spool", "/var/log", "/var/mail",  # noqa: E501
     "/Library", "/System", "/private/etc", "/private/var/db",
 )  # fmt: skip
 """Directories of the machine: settings, programs, mail, devices."""
 START_UP = (
-    ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".cshrc",
-    ".tcshrc", ".kshrc", ".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".pam_environment", ".gitconfig", ".gdbinit",
-    ".lldbinit", ".vimrc", ".vim", ".emacs", ".emacs.d", ".tmux.conf", ".screenrc", ".config", ".local/bin", ".local/lib", ".local/share/applications",
-    ".local/share/systemd", "bin", ".oh-my-zsh", ".cargo/bin", ".vscode/extensions", "Library/LaunchAgents", "Library/Keychains",
+    ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".cshrc",  # noqa: E501
+    ".tcshrc", ".kshrc", ".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".pam_environment", ".gitconfig", ".gdbinit",  # noqa: E501
+    ".lldbinit", ".vimrc", ".vim", ".emacs", ".emacs.d", ".tmux.conf", ".screenrc", ".config", ".local/bin", ".local/lib", ".local/share/applications",  # noqa: E501
+    ".local/share/systemd", "bin", ".oh-my-zsh", ".cargo/bin", ".vscode/extensions", "Library/LaunchAgents", "Library/Keychains",  # noqa: E501
 )  # fmt: skip
 """Paths in a home: files that run by themselves, or under a name that the user types."""
 APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
@@ -66,15 +66,27 @@ class Bounds(NamedTuple):
                 if self.roots
                 else "nothing: the client gave no directory, and the server was not started in a project"
             )
-            hint = f"choose a directory below one of the roots, or have the user start the server with --root {shlex.quote(real)}"
+            hint = (
+                f"choose a directory below one of the roots, or have the user start the server with "
+                f"--root {shlex.quote(real)}"
+            )
             message = f"{argument} {path} is outside the directories of this MCP server ({below})"
-            raise OperationError(INVALID_REQUEST, message, {**details, "roots": list(self.roots), "hint": hint}, reason="outside_roots")
+            raise OperationError(
+                INVALID_REQUEST,
+                message,
+                {**details, "roots": list(self.roots), "hint": hint},
+                reason="outside_roots",
+            )
         if not self.allow_sensitive and (why := sensitive(real)) is not None:
             hint = (
-                "choose another directory; to use this one, the user gives --allow-sensitive to eos-mcp when it starts, or to the command"
+                "choose another directory; to use this one, the user gives --allow-sensitive to eos-mcp "
+                "when it starts, or to the command"
             )
             raise OperationError(
-                INVALID_REQUEST, f"{argument} {path} is a sensitive place: {why}", {**details, "hint": hint}, reason="sensitive_place"
+                INVALID_REQUEST,
+                f"{argument} {path} is a sensitive place: {why}",
+                {**details, "hint": hint},
+                reason="sensitive_place",
             )
 
     def check_rootfs(self, image: str) -> None:
@@ -99,9 +111,13 @@ def of_request(args: Mapping[str, Any]) -> Bounds:
     found = args.get("allowed_roots")
     if found is not None:
         listed = cast("list[object]", found) if isinstance(found, list) else [None]
-        if len(listed) > ROOTS_MAX or not all(isinstance(root, str) and os.path.isabs(root) and "\0" not in root for root in listed):
+        if len(listed) > ROOTS_MAX or not all(
+            isinstance(root, str) and os.path.isabs(root) and "\0" not in root for root in listed
+        ):
             message = f"allowed_roots must be at most {ROOTS_MAX} absolute paths"
-            raise OperationError(INVALID_REQUEST, message, {"argument": "allowed_roots"}, reason="bad_argument")
+            raise OperationError(
+                INVALID_REQUEST, message, {"argument": "allowed_roots"}, reason="bad_argument"
+            )
         found = tuple(cast("list[str]", listed))
     return Bounds(found, arguments.flag(args, "allow_sensitive"))
 
@@ -121,7 +137,9 @@ def sensitive(real: str) -> str | None:
                 return None
         below = roots.inside(real, [home])
         for name, first in _OF_HOME:
-            if (below and roots.inside(real, [f"{home}/{name}"])) or (_may(first, names) and _met(real, f"{home}/{name}")):
+            if (below and roots.inside(real, [f"{home}/{name}"])) or (
+                _may(first, names) and _met(real, f"{home}/{name}")
+            ):
                 return f"{home}/{name} holds secrets or what runs by itself"
     if (why := _another_name(real, there)) is not None:
         return why
@@ -159,7 +177,10 @@ def _another_name(real: str, there: Sequence[tuple[str, frozenset[str] | None]])
             return f"it is the home directory {home} under another name"
         for name, first in _OF_HOME:
             if _may(first, names) and _identity(f"{home}/{name}") in around:
-                return f"it is {home}/{name} under another name, or lies in it, which holds secrets or what runs by itself"
+                return (
+                    f"it is {home}/{name} under another name, or lies in it, which holds secrets or what "
+                    f"runs by itself"
+                )
     for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
         if _identity(place) in around:
             return f"it is {place} under another name, or lies in it, which belongs to the machine"
@@ -176,7 +197,9 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def _met(real: str, place: str) -> bool:
     """Tell whether `real` is the place, what it resolves to, or below it."""
-    return roots.inside(real, [place]) or (os.path.islink(place) and roots.inside(real, [os.path.realpath(place)]))
+    return roots.inside(real, [place]) or (
+        os.path.islink(place) and roots.inside(real, [os.path.realpath(place)])
+    )
 
 
 def homes() -> Sequence[str]:
@@ -184,7 +207,9 @@ def homes() -> Sequence[str]:
     found = {os.path.expanduser("~")}
     try:
         for entry in pwd.getpwall():
-            if entry.pw_uid == os.geteuid() or (os.geteuid() == 0 and secret_paths.FIRST_UID <= entry.pw_uid <= secret_paths.LAST_UID):
+            if entry.pw_uid == os.geteuid() or (
+                os.geteuid() == 0 and secret_paths.FIRST_UID <= entry.pw_uid <= secret_paths.LAST_UID
+            ):
                 found.add(entry.pw_dir)
     except OSError:
         pass

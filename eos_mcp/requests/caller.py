@@ -20,7 +20,9 @@ def answering(connected: socket.socket) -> Generator[None]:
     def hung_up() -> bool:
         try:
             poll = select.poll()
-            poll.register(connected, 0)  # POLLHUP and POLLERR are always reported; an end of input alone is a client that sends no more
+            poll.register(
+                connected, 0
+            )  # POLLHUP and POLLERR are always reported; an end of input alone is a client that sends no more
             return bool(poll.poll(0))
         except (OSError, ValueError):
             return True

@@ -28,13 +28,22 @@ def list_directories(path: str | None, roots: Sequence[str] | None, *, limit: in
     """
     allowed = _real(roots if roots is not None else [os.path.expanduser("~")])
     if path is None:
-        return {"path": None, "parent": None, "truncated": False, "directories": [{"name": root, "path": root} for root in sorted(allowed)]}
+        return {
+            "path": None,
+            "parent": None,
+            "truncated": False,
+            "directories": [{"name": root, "path": root} for root in sorted(allowed)],
+        }
     details = {"argument": "path", "value": path}
     if not os.path.isabs(path) or "\0" in path:
-        raise OperationError(INVALID_REQUEST, f"path must be absolute: {path!r}", details, reason="not_absolute")
+        raise OperationError(
+            INVALID_REQUEST, f"path must be absolute: {path!r}", details, reason="not_absolute"
+        )
     real = os.path.realpath(path)
     if not inside(real, allowed):
-        raise OperationError(INVALID_REQUEST, f"{path} is outside the workspace roots", details, reason="outside_roots")
+        raise OperationError(
+            INVALID_REQUEST, f"{path} is outside the workspace roots", details, reason="outside_roots"
+        )
     if not os.path.isdir(real):
         what = "is not a directory" if os.path.lexists(real) else "does not exist"
         raise OperationError(INVALID_REQUEST, f"{path} {what}", details, reason="no_directory")
@@ -48,7 +57,10 @@ def list_directories(path: str | None, roots: Sequence[str] | None, *, limit: in
                         found.setdefault(target, os.path.basename(target))
     except OSError as error:
         raise os_error(error, kind=INVALID_REQUEST) from error
-    ordered = sorted(((name, where) for where, name in found.items()), key=lambda item: (item[0].casefold(), item[0], item[1]))
+    ordered = sorted(
+        ((name, where) for where, name in found.items()),
+        key=lambda item: (item[0].casefold(), item[0], item[1]),
+    )
     parent = os.path.dirname(real)
     return {
         "path": real,
@@ -66,7 +78,12 @@ def check_root(workspace: str, roots: Sequence[str] | None) -> None:
     """
     if roots is not None and not inside(os.path.realpath(workspace), _real(roots)):
         details = {"argument": "workspace_root", "value": workspace, "workspace_roots": list(roots)}
-        raise OperationError(INVALID_REQUEST, f"workspace_root {workspace} is outside the workspace roots", details, reason="outside_roots")
+        raise OperationError(
+            INVALID_REQUEST,
+            f"workspace_root {workspace} is outside the workspace roots",
+            details,
+            reason="outside_roots",
+        )
 
 
 def inside(path: str, roots: Sequence[str]) -> bool:

@@ -1,8 +1,8 @@
 """The base: a copy of a workspace, made once per content and shared by every sandbox that starts from it.
 
     <cache>/<root_hash>/base/B000001-base/...     the copy, immutable
-    <cache>/<root_hash>/boot, durable             the boot id of its making; a mark that it survives a power cut
-    <cache>/index/<hash of the workspace's path>  lstat and SHA-256 of each file at the last copy
+    <cache>/<root_hash>/boot, durable             the boot id of its making; a mark that it survives a power
+    cut <cache>/index/<hash of the workspace's path>  lstat and SHA-256 of each file at the last copy
 
 An unchanged workspace is recognised by its lstat results alone, as git does. A workspace with few changes is
 hard linked from the previous copy, and only the changed files are read. Times, permission bits, symlinks,
@@ -25,7 +25,18 @@ from eos_agent.machine import private_dirs
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
 from eos_mcp.record.boot_id import boot_id
 from eos_mcp.workspace.mount_points import mounts_below
-from eos_mcp.workspace.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged
+from eos_mcp.workspace.tree_index import (
+    Index,
+    Listing,
+    Stat,
+    load_index,
+    look,
+    racy,
+    root_hash_of,
+    save_index,
+    tree_hash,
+    unchanged,
+)
 from layerstack.kernel import base_xattrs, fsync
 from layerstack.kernel.base_xattrs import ALL, Keeping
 from layerstack.kernel.content import ContentHash, data_ranges
@@ -77,7 +88,12 @@ def check_workspace(workspace: str, own: Iterable[str]) -> None:
     """
     details = {"argument": "workspace_root", "value": workspace}
     if not os.path.isabs(workspace) or "\0" in workspace:
-        raise OperationError(INVALID_REQUEST, f"workspace_root must be an absolute path: {workspace!r}", details, reason="not_absolute")
+        raise OperationError(
+            INVALID_REQUEST,
+            f"workspace_root must be an absolute path: {workspace!r}",
+            details,
+            reason="not_absolute",
+        )
     if not os.path.isdir(workspace):
         what = "is not a directory" if os.path.lexists(workspace) else "does not exist"
         hint = "name an existing directory of the machine where the gateway runs"
@@ -86,15 +102,27 @@ def check_workspace(workspace: str, own: Iterable[str]) -> None:
     real = os.path.realpath(workspace)
     if real == "/":
         raise OperationError(
-            INVALID_REQUEST, "workspace_root must not be the filesystem root", details, reason="workspace_root_is_filesystem_root"
+            INVALID_REQUEST,
+            "workspace_root must not be the filesystem root",
+            details,
+            reason="workspace_root_is_filesystem_root",
         )
     for path in own:
         ours = os.path.realpath(path)
         if os.path.commonpath([real, ours]) in (real, ours):
-            hint = "choose a directory below it, or set EOS_STATE_DIR and EOS_SHARED_BASE_CACHE to other directories"
-            message = f"workspace_root {workspace} and the gateway's own directory {path} contain one another; {hint}"
+            hint = (
+                "choose a directory below it, or set EOS_STATE_DIR and EOS_SHARED_BASE_CACHE to other "
+                "directories"
+            )
+            message = (
+                f"workspace_root {workspace} and the gateway's own directory {path} contain one "
+                f"another; {hint}"
+            )
             raise OperationError(
-                INVALID_REQUEST, message, {**details, "hint": hint, "directory": path}, reason="workspace_holds_own_directory"
+                INVALID_REQUEST,
+                message,
+                {**details, "hint": hint, "directory": path},
+                reason="workspace_holds_own_directory",
             )
 
 
@@ -138,23 +166,39 @@ def prepare(
         where = str(refused.details.get("path", ""))
         if where.startswith(os.path.realpath(workspace)):
             refused.details["reason"] = "workspace_unreadable"
-            refused.details["hint"] = "make it readable for the user that runs the gateway, or choose a workspace without it"
+            refused.details["hint"] = (
+                "make it readable for the user that runs the gateway, or choose a workspace without it"
+            )
         elif refused.details["reason"] == "disk_full":
-            refused.details["hint"] = "free space on the file system of the cache, or move it with EOS_SHARED_BASE_CACHE"
+            refused.details["hint"] = (
+                "free space on the file system of the cache, or move it with EOS_SHARED_BASE_CACHE"
+            )
         elif refused.details.get("errno") in ("EROFS", "EACCES", "EPERM"):
-            refused.details["hint"] = "set XDG_CACHE_HOME (or EOS_SHARED_BASE_CACHE, for bases alone) to a directory that can be written"
-        message = f"workspace preparation failed: {refused.message}" + (f": {where}" if where else f" while copying to {cache}")
+            refused.details["hint"] = (
+                "set XDG_CACHE_HOME (or EOS_SHARED_BASE_CACHE, for bases alone) to a directory that can "
+                "be written"
+            )
+        message = f"workspace preparation failed: {refused.message}" + (
+            f": {where}" if where else f" while copying to {cache}"
+        )
         raise OperationError(OPERATION_FAILED, message, refused.details) from error
 
 
-def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, progress: Callable[[str], None]) -> BaseTree:
+def _prepare(
+    workspace: str, cache: str, special_files: str, keeping: Keeping, progress: Callable[[str], None]
+) -> BaseTree:
     _make_cache(cache)
     index_path = os.path.join(cache, "index", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32])
     listing = look(workspace)
     if listing.special and special_files == "abort":
         shown = ", ".join(listing.special[:5])
-        message = f"workspace preparation failed: the base must be a full copy: special={len(listing.special)} [{shown}] unstable=0 []"
-        raise OperationError(OPERATION_FAILED, message, {"special": list(listing.special[:50])}, reason="special_files")
+        message = (
+            f"workspace preparation failed: the base must be a full copy: "
+            f"special={len(listing.special)} [{shown}] unstable=0 []"
+        )
+        raise OperationError(
+            OPERATION_FAILED, message, {"special": list(listing.special[:50])}, reason="special_files"
+        )
     index = load_index(index_path)
     if index is not None and index.varies and index.keeping != keeping:
         index = None
@@ -172,8 +216,12 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
     target = os.path.join(staging, "base", BASE_LAYER)
     try:
         private_dirs.make(target)
-        linked = index is not None and not index.warnings  # with warnings all files are read, so that the warnings are given again
-        previous = os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index is not None and linked else None
+        linked = (
+            index is not None and not index.warnings
+        )  # with warnings all files are read, so that the warnings are given again
+        previous = (
+            os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index is not None and linked else None
+        )
         copy = _BaseCopy(workspace, target, keeping, index, previous)
         for _ in range(ROUNDS):
             copy.bring_to(listing)
@@ -184,15 +232,21 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
         else:
             shown = ", ".join(sorted(copy.unstable)[:5])
             message = (
-                f"workspace preparation failed: files keep changing during the copy: special=0 [] unstable={len(copy.unstable)} [{shown}]"
+                f"workspace preparation failed: files keep changing during the copy: special=0 [] "
+                f"unstable={len(copy.unstable)} [{shown}]"
             )
             raise OperationError(
-                OPERATION_FAILED, message, {"unstable": sorted(copy.unstable)[:50], "retryable": True}, reason="workspace_changing"
+                OPERATION_FAILED,
+                message,
+                {"unstable": sorted(copy.unstable)[:50], "retryable": True},
+                reason="workspace_changing",
             )
         copy.finish_directories(listing)
         warnings = copy.warnings()
         size = sum(entry[1] for entry in listing.entries.values() if stat.S_ISREG(entry[0]))
-        entries_of = ((path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items())
+        entries_of = (
+            (path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items()
+        )
         root_hash = root_hash_of(entries_of, copy.xattrs)
         path = os.path.join(cache, root_hash)
         reused = usable(cache, root_hash)
@@ -207,8 +261,13 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
             else:
                 threading.Thread(target=_make_durable, args=(path,), name="base-durable", daemon=True).start()
         entries = {path_: (entry, copy.content[path_]) for path_, entry in listing.entries.items()}
-        save_index(index_path, Index(root_hash, listing.looked_ns, size, warnings, entries, copy.xattrs, keeping, copy.varies))
-        return BaseTree(os.path.join(path, "base"), root_hash, reused, size, (*mounted, *_left_out(listing), *warnings))
+        save_index(
+            index_path,
+            Index(root_hash, listing.looked_ns, size, warnings, entries, copy.xattrs, keeping, copy.varies),
+        )
+        return BaseTree(
+            os.path.join(path, "base"), root_hash, reused, size, (*mounted, *_left_out(listing), *warnings)
+        )
     finally:
         fsync.remove_tree(staging)
 
@@ -251,7 +310,11 @@ def _mounted(workspace: str, listing: Listing) -> tuple[str, ...]:
     finally:
         os.close(fd)
     found = [point for point in points if point in listing.entries]
-    more = (f"mounted there, and copied with the rest: {len(found) - NAMED_MAX} more",) if len(found) > NAMED_MAX else ()
+    more = (
+        (f"mounted there, and copied with the rest: {len(found) - NAMED_MAX} more",)
+        if len(found) > NAMED_MAX
+        else ()
+    )
     return (*(f"mounted there, and copied with the rest: {point}" for point in found[:NAMED_MAX]), *more)
 
 
@@ -279,7 +342,9 @@ def usable(cache: str, root_hash: str) -> bool:
 
 
 def _make_durable(path: str) -> None:
-    with contextlib.suppress(OSError):  # the cache was removed, or the system has no syncfs(2): then the boot id decides
+    with contextlib.suppress(
+        OSError
+    ):  # the cache was removed, or the system has no syncfs(2): then the boot id decides
         fsync.sync_tree_of(path)
         fsync.write_file(os.path.join(path, "durable"), b"", mode=0o600)
 
@@ -289,7 +354,9 @@ class _BaseCopy:
     while they were read.
     """
 
-    def __init__(self, workspace: str, target: str, keeping: Keeping, index: Index | None, previous: str | None) -> None:
+    def __init__(
+        self, workspace: str, target: str, keeping: Keeping, index: Index | None, previous: str | None
+    ) -> None:
         self.workspace, self.target, self._keeping = workspace, target, keeping
         self.content: dict[str, str] = {}
         self.xattrs: dict[str, str] = {}
@@ -308,7 +375,11 @@ class _BaseCopy:
             self._drop(path)
         changed = {path: entry for path, entry in listing.entries.items() if self._done.get(path) != entry}
         for path, entry in changed.items():  # in the order of the walk: a directory before its entries
-            if path and self._done.get(path) is not None and not (stat.S_ISDIR(entry[0]) and stat.S_ISDIR(self._done[path][0])):
+            if (
+                path
+                and self._done.get(path) is not None
+                and not (stat.S_ISDIR(entry[0]) and stat.S_ISDIR(self._done[path][0]))
+            ):
                 self._drop(path)
             if stat.S_ISDIR(entry[0]):
                 if path and path not in self._done:
@@ -328,7 +399,11 @@ class _BaseCopy:
                     alone.append(path)
         files = [*alone, *(paths[0] for paths in links.values())]
         with ThreadPoolExecutor(COPY_THREADS) as pool:
-            large = [pool.submit(self._file, path, changed[path]) for path in files if changed[path][1] >= LARGE_BYTES]
+            large = [
+                pool.submit(self._file, path, changed[path])
+                for path in files
+                if changed[path][1] >= LARGE_BYTES
+            ]
             for path in files:
                 if changed[path][1] < LARGE_BYTES:
                     self._file(path, changed[path])
@@ -339,7 +414,11 @@ class _BaseCopy:
                 if first in self.unstable:
                     self.unstable.add(path)
                 else:
-                    os.link(os.path.join(self.target, first), os.path.join(self.target, path), follow_symlinks=False)
+                    os.link(
+                        os.path.join(self.target, first),
+                        os.path.join(self.target, path),
+                        follow_symlinks=False,
+                    )
                     self.content[path], self._done[path] = self.content[first], changed[path]
                     if first in self.xattrs:
                         self.xattrs[path] = self.xattrs[first]
@@ -357,7 +436,12 @@ class _BaseCopy:
     def warnings(self) -> tuple[str, ...]:
         """List the attributes that were not kept, by name."""
         return tuple(
-            f"left out, {name} of {min(paths) or '.'}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: the copy cannot have it here"
+            (
+                f"left out, {name} of "
+                f"{min(paths) or '.'}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: the "
+                f"copy cannot "
+                f"have it here"
+            )
             for name, paths in sorted(self._lost.items())
         )
 
@@ -371,7 +455,7 @@ class _BaseCopy:
             self._of_directories[path] = found
 
     def _keep(self, path: str, where: str | int, found: dict[str, bytes]) -> None:
-        """Give a copy the attributes of its original, as far as its store and this file system can have them."""
+        """Give a copy the attributes of its original, as far as its store and this file system can have them."""  # noqa: E501
         kept: dict[str, bytes] = {}
         self.varies = self.varies or base_xattrs.varies(found)
         wanted = base_xattrs.stored(found, self._keeping)
@@ -382,7 +466,14 @@ class _BaseCopy:
             try:
                 os.setxattr(where, name, value)
             except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EPERM, errno.EINVAL):
+                if error.errno not in (
+                    errno.EOPNOTSUPP,
+                    errno.ENOSPC,
+                    errno.E2BIG,
+                    errno.ERANGE,
+                    errno.EPERM,
+                    errno.EINVAL,
+                ):
                     raise
                 self._lost.setdefault(name, {})[path] = None
             else:
@@ -417,7 +508,12 @@ class _BaseCopy:
         where = os.path.join(self.target, path)
         if self._index is not None and self._previous is not None:
             known = self._index.entries.get(path)
-            if known is not None and known[0] == entry and not racy(entry, self._index.looked_ns) and entry[5] == 1:
+            if (
+                known is not None
+                and known[0] == entry
+                and not racy(entry, self._index.looked_ns)
+                and entry[5] == 1
+            ):
                 try:
                     os.link(os.path.join(self._previous, path), where, follow_symlinks=False)
                 except OSError as error:
@@ -441,7 +537,9 @@ class _BaseCopy:
         copy.
         """
         try:
-            source = os.open(os.path.join(self.workspace, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            source = os.open(
+                os.path.join(self.workspace, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                 return None
@@ -467,7 +565,13 @@ class _BaseCopy:
                     os.ftruncate(target, size)
                 found = base_xattrs.read(source)
                 after = os.fstat(source)
-                if (after.st_mode, after.st_size, after.st_mtime_ns, after.st_ctime_ns, after.st_ino) != entry[:5] or size != entry[1]:
+                if (
+                    after.st_mode,
+                    after.st_size,
+                    after.st_mtime_ns,
+                    after.st_ctime_ns,
+                    after.st_ino,
+                ) != entry[:5] or size != entry[1]:
                     return None
                 if found:
                     self._keep(path, target, found)

@@ -27,7 +27,9 @@ def mounts_below(fd: int) -> tuple[bytes, ...]:
         return ()
     lead = here.rstrip(b"/") + b"/"
     found = {_OCTAL.sub(_byte, line.split(b" ", 5)[4]) for line in listed if line}
-    return tuple(sorted(point[len(lead) :] for point in found if point.startswith(lead) and len(point) > len(lead)))
+    return tuple(
+        sorted(point[len(lead) :] for point in found if point.startswith(lead) and len(point) > len(lead))
+    )
 
 
 def _byte(found: re.Match[bytes]) -> bytes:

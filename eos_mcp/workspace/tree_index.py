@@ -65,7 +65,7 @@ class Listing(NamedTuple):
 
 
 def look(workspace: str) -> Listing:
-    """lstat(2) every entry below `workspace`, and itself; entries that vanish during the walk are left out."""
+    """lstat(2) every entry below `workspace`, and itself; entries that vanish during the walk are left out."""  # noqa: E501
     looked = time.time_ns()
     root = os.stat(workspace)
     entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}
@@ -144,7 +144,9 @@ def tree_hash(tree: str) -> str:
     xattrs: dict[str, str] = {}
     for path, entry in look(tree).entries.items():
         content = ""
-        if not stat.S_ISLNK(entry[0]) and (told := base_xattrs.digest(base_xattrs.read(os.path.join(tree, path) if path else tree))):
+        if not stat.S_ISLNK(entry[0]) and (
+            told := base_xattrs.digest(base_xattrs.read(os.path.join(tree, path) if path else tree))
+        ):
             xattrs[path] = told
         if stat.S_ISLNK(entry[0]):
             content = os.readlink(os.path.join(tree, path))
@@ -165,10 +167,19 @@ def load_index(path: str) -> Index | None:
             return None
         numbers = iter(raw["numbers"])
         stats = zip(*[numbers] * 6, strict=True)
-        entries: dict[str, tuple[Stat, str]] = dict(zip(raw["paths"], zip(stats, raw["content"], strict=True), strict=True))
+        entries: dict[str, tuple[Stat, str]] = dict(
+            zip(raw["paths"], zip(stats, raw["content"], strict=True), strict=True)
+        )
         keeping = Keeping(*raw["keeping"])
         return Index(
-            raw["root_hash"], raw["looked_ns"], raw["size_bytes"], tuple(raw["warnings"]), entries, raw["xattrs"], keeping, raw["varies"]
+            raw["root_hash"],
+            raw["looked_ns"],
+            raw["size_bytes"],
+            tuple(raw["warnings"]),
+            entries,
+            raw["xattrs"],
+            keeping,
+            raw["varies"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

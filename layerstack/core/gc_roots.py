@@ -31,7 +31,9 @@ class PinTable:
     """Held for the length of a change on disk; taken before the lock of the stack."""
     held: dict[int, tuple[Pin, Lease]] = field(default_factory=dict[int, tuple[Pin, Lease]])
     unsynced: bool = False
-    """True when the disk refused to sync the folder. `held` then has the pins that may be on disk after a power cut."""
+    """True when the disk refused to sync the folder. `held` then has the pins that may be on disk after a
+    power cut.
+    """
 
 
 @dataclass

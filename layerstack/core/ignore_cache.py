@@ -1,4 +1,6 @@
-"""Which paths of a session are ignored ones: its base version's own `.gitignore` files say so, parsed once per version."""
+"""Which paths of a session are ignored ones: its base version's own `.gitignore` files say so, parsed once
+per version.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class IgnoreCache:
         self._rules: dict[int, IgnoreRules] = {}
 
     def ignored(self, version: int) -> Ignored:
-        """The function (path, is a directory) -> True when that version ignores the path. `.gitignore` files are
-        read when a path needs them, by readers of the head.
+        """The function (path, is a directory) -> True when that version ignores the path. `.gitignore` files
+        are read when a path needs them, by readers of the head.
         """
         rules = self._rules.get(version)
         if rules is None:
@@ -39,10 +41,15 @@ class IgnoreCache:
         return rules.ignored
 
     def for_merge(self, version: int, head: int) -> Ignored:
-        """The same for work of one version that meets the other: a path is ignored where both ignore it, so that what one of them has taken out
-        of `.gitignore` is checked for conflicts."""
+        """The same for work of one version that meets the other: a path is ignored where both ignore it, so
+        that what one of them has taken out of `.gitignore` is checked for conflicts.
+        """
         one, other = self.ignored(version), self.ignored(head)
-        return one if version == head else lambda path, is_directory: one(path, is_directory) and other(path, is_directory)
+        return (
+            one
+            if version == head
+            else lambda path, is_directory: one(path, is_directory) and other(path, is_directory)
+        )
 
     def refused(self, version: int) -> list[str]:
         """The `.gitignore` files beyond the limits that paths of this version met so far, sorted."""

@@ -1,4 +1,4 @@
-"""The times in a layer that later publications need: kept in its metadata, else found by a walk of the layer."""
+"""The times in a layer that later publications need: kept in its metadata, else found by a walk of the layer."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def recorded(layer: Layer) -> LayerTimes | None:
 
 
 def times_of(stack: Stack, layer: Layer) -> LayerTimes:
-    """As recorded, else by a look at its files: then each that it lists counts, also one of which only the mode changed."""
+    """As recorded, else by a look at its files: then each that it lists counts, also one of which only the
+    mode changed.
+    """
     if layer.times is None:
         layer.times = recorded(layer) or _walked(stack, layer)
     return layer.times
@@ -60,7 +62,9 @@ def _walked(stack: Stack, layer: Layer) -> LayerTimes:
 
 
 def newest_in(layers: Iterable[Layer]) -> int:
-    """The newest time in published layers, but for those that were set on purpose; of a layer that says nothing of its times, when it was published."""
+    """The newest time in published layers, but for those that were set on purpose; of a layer that says
+    nothing of its times, when it was published.
+    """
     limit, newest = time.time_ns() + AHEAD_MAX_NS, 0
     for layer in layers:
         told = layer.times
@@ -87,6 +91,12 @@ def outputs_of(stack: Stack, version: Snapshot) -> Callable[[str, str], bool]:
     """The function (layer, path) -> True when that file of a version is an output of builds."""
     ignored = stack.routes.ignored(version.version)
     written: dict[str, frozenset[str]] = {
-        layer.id: frozenset(layer.about.get("written", ())) for layer in version.chain.published if not layer.is_base
+        layer.id: frozenset(layer.about.get("written", ()))
+        for layer in version.chain.published
+        if not layer.is_base
     }
-    return lambda layer_id, path: ignored(path, False) and path not in written.get(layer_id, frozenset()) and not named(stack.inputs, path)
+    return lambda layer_id, path: (
+        ignored(path, False)
+        and path not in written.get(layer_id, frozenset())
+        and not named(stack.inputs, path)
+    )

@@ -8,7 +8,9 @@ from layerstack.units.units import Kind
 
 
 class PublishRules(NamedTuple):
-    """Where a publish may decide as the reference system does; `Stack.rules` holds for every plan made from then on."""
+    """Where a publish may decide as the reference system does; `Stack.rules` holds for every plan made from
+    then on.
+    """
 
     merge_adjacent: bool = False
     """Merge edits of neighbouring lines; without it they are a conflict."""

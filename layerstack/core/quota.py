@@ -1,9 +1,11 @@
-"""The quota of a store: bytes and layers of published work, and the chain that the kernel mounts. Checked before anything is written.
+"""The quota of a store: bytes and layers of published work, and the chain that the kernel mounts. Checked
+before anything is written.
 
-Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins, exports) keep: sizes of regular
-files as the layers' metadata tell them, several names of one file once. Nothing is walked. It errs on the strict side: of files that a session
-moved within its mount it is not known in which layer they lay; they count twice until a squash folds both. Drafts, seals and live sessions are not counted
-and never refused: work that a quota refuses stays where it is.
+Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins,
+exports) keep: sizes of regular files as the layers' metadata tell them, several names of one file once.
+Nothing is walked. It errs on the strict side: of files that a session moved within its mount it is not known
+in which layer they lay; they count twice until a squash folds both. Drafts, seals and live sessions are not
+counted and never refused: work that a quota refuses stays where it is.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _PROJECT_QUOTAS = {"prjquota", "pquota"}
 
 
 class Quota:
-    """The limits of one open store, and what is used of them. May be set at any time; what is there already stays, whatever they say."""
+    """The limits of one open store, and what is used of them. May be set at any time; what is there already
+    stays, whatever they say.
+    """
 
     def __init__(self, root: str, layers: Layers, leases: Leases, head: Callable[[], Manifest]) -> None:
         self._root, self._layers, self._leases, self._head = root, layers, leases, head
@@ -39,7 +43,8 @@ class Quota:
         self._counted: tuple[Manifest | None, int] = (None, 0)
 
     def used_bytes(self, leaving: Collection[str] = ()) -> int:
-        """The bytes that count against `bytes`. Cost: that of the layers which are new in the head; O(all of them) after a squash, while old ones are kept.
+        """The bytes that count against `bytes`. Cost: that of the layers which are new in the head; O(all of
+        them) after a squash, while old ones are kept.
 
         Args:
             leaving: holders of leases that end with the publish that asks, and keep nothing any more.
@@ -47,7 +52,9 @@ class Quota:
         head, loaded = self._head(), self._layers.all()
         if len(loaded) == len(head.layers):
             return self._of_head(head)
-        ids = set(head.layer_ids).union(*(lease.layer_ids for lease in self._leases.boundaries() if lease.holder not in leaving))
+        ids = set(head.layer_ids).union(
+            *(lease.layer_ids for lease in self._leases.boundaries() if lease.holder not in leaving)
+        )
         return _sum(layer for layer in loaded if layer.id in ids)
 
     def _of_head(self, head: Manifest) -> int:
@@ -67,7 +74,9 @@ class Quota:
         return len(self._head().layers) - 1
 
     def refusal(self, size: Callable[[], int], leaving: Collection[str] = ()) -> LayerStackError | None:
-        """Why one layer more of so many bytes would be refused now, or None; the size is asked for only where it matters."""
+        """Why one layer more of so many bytes would be refused now, or None; the size is asked for only where
+        it matters.
+        """
         try:
             self.admit(self._head(), size, leaving)
         except (QuotaExceeded, LayerLimit) as error:
@@ -96,11 +105,19 @@ class Quota:
             return None
         used = {"used_bytes": self.used_bytes(), "used_layers": self.used_layers()}
         sessions = f"{SESSIONS_UNLIMITED}; {why_not(self._root)}"
-        return {"bytes": self.bytes, "layers": self.layers, **used, "published": "enforced", "sessions": sessions}
+        return {
+            "bytes": self.bytes,
+            "layers": self.layers,
+            **used,
+            "published": "enforced",
+            "sessions": sessions,
+        }
 
 
 def why_not(root: str, mountinfo: str = "/proc/self/mountinfo") -> str:
-    """Why the file system does not keep sessions within a quota. Source: proc_pid_mountinfo(5); mount options of ext4(5) and xfs(5)."""
+    """Why the file system does not keep sessions within a quota. Source: proc_pid_mountinfo(5); mount options
+    of ext4(5) and xfs(5).
+    """
     device = os.stat(root).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
@@ -115,7 +132,9 @@ def why_not(root: str, mountinfo: str = "/proc/self/mountinfo") -> str:
 
 
 class Sizes:
-    """Bytes of files, several names of one file once. Memory: 16 bytes for each name of a file that has several."""
+    """Bytes of files, several names of one file once. Memory: 16 bytes for each name of a file that has
+    several.
+    """
 
     def __init__(self) -> None:
         self._total = 0
@@ -145,8 +164,10 @@ def size_of(tree: Tree, indexed: Indexed) -> int:
 
 
 def _sum(layers: Iterable[Layer]) -> int:
-    """The bytes of layers that the head or a lease keeps. Those of one lease show each published layer once; an older lease may keep the layers that a
-    newer one has folded: the folded one is made of their files, and adds nothing while all of them are there."""
+    """The bytes of layers that the head or a lease keeps. Those of one lease show each published layer once;
+    an older lease may keep the layers that a newer one has folded: the folded one is made of their files, and
+    adds nothing while all of them are there.
+    """
     kept = {layer.id: layer for layer in layers if not layer.is_base}
     total, seen = 0, set[int]()
     for layer in sorted(kept.values(), key=lambda layer: len(layer.about.get("members", ()))):
@@ -161,4 +182,6 @@ def _sum(layers: Iterable[Layer]) -> int:
 def _adds(layer: Layer, kept: Container[str]) -> int:
     """Bytes of a layer that are not files of other layers which are kept."""
     linked: Mapping[str, Any] = layer.about.get("linked") or {}
-    return int(layer.about.get("bytes") or 0) - sum(int(linked[layer_id]) for layer_id in linked if layer_id in kept)
+    return int(layer.about.get("bytes") or 0) - sum(
+        int(linked[layer_id]) for layer_id in linked if layer_id in kept
+    )

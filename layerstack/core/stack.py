@@ -31,7 +31,9 @@ CHAINS_KEPT = 32
 
 
 class Stack:
-    """A line of versions. Readers never wait for a publish: the head is an immutable value that is replaced, under the lock."""
+    """A line of versions. Readers never wait for a publish: the head is an immutable value that is replaced,
+    under the lock.
+    """
 
     def __init__(self, root: str, form: Form, step: Step, lock_fd: int) -> None:
         """There is no head before `become`."""
@@ -46,7 +48,8 @@ class Stack:
         self.rules: PublishRules = DEFAULT
         self.quota = Quota(root, self.layers, self.leases, lambda: self._head)
         self.inputs = patterns(INPUTS)
-        """Ignored files that are inputs of builds all the same; holds for all that is published from then on."""
+        """Ignored files that are inputs of builds all the same; holds for all that is published from then on.
+        """
         self.damaged: dict[str, str] = {}
         """Quarantined documents: file -> the damage. See `set_apart`."""
         self.lost: list[int] = []
@@ -56,11 +59,17 @@ class Stack:
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that a lease still keeps."""
         self.withheld: set[str] = set()
-        """Layers that a squash replaced and that something on disk still names, since the disk refused to let it be replaced: see `unsettled`."""
+        """Layers that a squash replaced and that something on disk still names, since the disk refused to let
+        it be replaced: see `unsettled`.
+        """
         self.unfoldable: set[str] = set()
-        """Layers whose metadata a squash of this process found damaged: it said so, and later ones leave them as they are."""
+        """Layers whose metadata a squash of this process found damaged: it said so, and later ones leave them
+        as they are.
+        """
         self.unsettled = False
-        """The disk refused to delete or replace what still names them; it is tried again by the next squash or gc, or at the next open."""
+        """The disk refused to delete or replace what still names them; it is tried again by the next squash
+        or gc, or at the next open.
+        """
         self.on_head: Callable[[], object] | None = None
         """Called after each new head, in any thread and under the lock."""
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
@@ -71,16 +80,20 @@ class Stack:
 
     @property
     def lock_fd(self) -> int:
-        """The descriptor that holds the store; a child process that inherits it holds the store too. -1 after `close`."""
+        """The descriptor that holds the store; a child process that inherits it holds the store too. -1 after
+        `close`.
+        """
         return self._lock_fd
 
     def check_open(self) -> None:
         """Raise Invalid (reason store_closed) after `close`: another process may have the store by now."""
         if self._lock_fd < 0:
-            raise Invalid(f"{self.root}: the store was closed", reason="store_closed", details={"store": self.root})
+            raise Invalid(
+                f"{self.root}: the store was closed", reason="store_closed", details={"store": self.root}
+            )
 
     def close(self) -> None:
-        """Let another process open the store. Live uppers stay on disk: the next open makes drafts of them."""
+        """Let another process open the store. Live uppers stay on disk: the next open makes drafts of them."""  # noqa: E501
         with self.lock:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
@@ -94,7 +107,9 @@ class Stack:
         return self._head
 
     def manifest(self, version: int | None) -> Manifest:
-        """The layers of a version, the head by default. Raises NotFound (reason version_not_found) when it is not openable."""
+        """The layers of a version, the head by default. Raises NotFound (reason version_not_found) when it is
+        not openable.
+        """
         head = self._head
         if version is None or version == head.version:
             return head
@@ -126,12 +141,16 @@ class Stack:
         self._chains[manifest.version] = (manifest, chain)
 
     def snapshot(self, version: int | None = None) -> Snapshot:
-        """A version to read from, the head by default. Without a lease its layers may be folded away later: see `lease`."""
+        """A version to read from, the head by default. Without a lease its layers may be folded away later:
+        see `lease`.
+        """
         manifest = self.manifest(version)
         return Snapshot(manifest, self.chain(manifest))
 
     def layer_ids_at(self, version: int) -> tuple[LayerId, ...]:
-        """The layers of the head that make the tree of an earlier version: those that are not newer. Not for one inside a squashed block."""
+        """The layers of the head that make the tree of an earlier version: those that are not newer. Not for
+        one inside a squashed block.
+        """
         return tuple(layer.id for layer in self.chain(self._head).up_to(version).published)
 
     def is_closed(self, version: int) -> bool:
@@ -151,7 +170,9 @@ class Stack:
 
     @contextlib.contextmanager
     def reading(self) -> Generator[Snapshot]:
-        """The head, whose layers stay on disk for the length of the block. Unlike `lease` it takes no lock, and it does not keep a squash from closing the version."""
+        """The head, whose layers stay on disk for the length of the block. Unlike `lease` it takes no lock,
+        and it does not keep a squash from closing the version.
+        """
         while True:
             head = self._head
             chain = self.chain(head)
@@ -190,7 +211,9 @@ class Stack:
             self._remove_layers(sorted(free))
 
     def _remove_layers(self, layer_ids: Sequence[str]) -> None:
-        """Best effort: no document names a layer that stays, so gc or the next open removes it. Metadata goes after its layer."""
+        """Best effort: no document names a layer that stays, so gc or the next open removes it. Metadata goes
+        after its layer.
+        """
         folder = self.scrap.name("replaced")
         metadata: list[str] = []
         with fsync.best_effort():
@@ -219,7 +242,9 @@ class Stack:
             self.on_head()
 
     def settle_head(self) -> None:
-        """Make the head that the caller saw survive a power cut: wait for its commit, repeat a last fsync that failed."""
+        """Make the head that the caller saw survive a power cut: wait for its commit, repeat a last fsync
+        that failed.
+        """
         with self.lock:
             if self.unsynced:
                 fsync.fsync_dir(self.root)
@@ -228,10 +253,11 @@ class Stack:
     # ---- damage
 
     def set_apart(self, error: StoreCorrupt) -> None:
-        """A document that one session, draft, pin or earlier version has for itself is damaged: the others go on without it.
+        """A document that one session, draft, pin or earlier version has for itself is damaged: the others go
+        on without it.
 
-        It stays where it is, with the work beside it, and `damaged` lists it. Its base is unknown from then on, so no layer is removed and nothing is
-        squashed as long as one is listed.
+        It stays where it is, with the work beside it, and `damaged` lists it. Its base is unknown from then
+        on, so no layer is removed and nothing is squashed as long as one is listed.
         """
         file = str(error.details["file"])
         self.damaged[file] = error.message.removeprefix(f"{file}: ")

@@ -144,7 +144,9 @@ def encode(header: Header, *, gnu: bool = False) -> bytes:
     plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
     if not records:
         return plain
-    if not all(_is_utf8(records[key]) for key in (b"path", b"linkpath", b"GNU.sparse.name") if key in records):
+    if not all(
+        _is_utf8(records[key]) for key in (b"path", b"linkpath", b"GNU.sparse.name") if key in records
+    ):
         records = {b"hdrcharset": b"BINARY", **records}
     body = b"".join(_record(key, value) for key, value in records.items())
     return _records_block(len(body)) + body + padding(len(body)) + plain
@@ -162,7 +164,12 @@ def encode_file(path: bytes, mode: int, size: int, mtime_ns: int) -> bytes:
     seconds, rest = divmod(mtime_ns, _BILLION)
     if len(path) > 100 or not 0 <= seconds <= _MAX_OCTAL_11 or size > _MAX_OCTAL_11:
         return encode(Header(path, FILE, mode, size, mtime_ns))
-    head = b"%s%07o\0000000000\0000000000\000%011o\0%011o\0" % (path.ljust(100, b"\0"), mode & 0o7777, size, seconds)
+    head = b"%s%07o\0000000000\0000000000\000%011o\0%011o\0" % (
+        path.ljust(100, b"\0"),
+        mode & 0o7777,
+        size,
+        seconds,
+    )
     block = b"%s%06o\0 0%s" % (head, (zlib.adler32(head) - 1 + _FILE_REST) & 0xFFFF, _FILE_TAIL)
     if not rest:
         return block
@@ -261,7 +268,9 @@ class PaxDecoder:
             if self._records is not None:
                 raise Malformed("two sets of pax records for one entry")
             if size > MAX_RECORDS:
-                raise Malformed(f"{size} bytes of pax records for one entry, at most {MAX_RECORDS} are accepted")
+                raise Malformed(
+                    f"{size} bytes of pax records for one entry, at most {MAX_RECORDS} are accepted"
+                )
             self._size, self.needs = size, size + -size % BLOCK
             self._records = {}
             return None
@@ -274,7 +283,9 @@ class PaxDecoder:
             if prefix := _text(block[345:500]):
                 name = prefix + b"/" + name
         target = records.get(b"linkpath", _text(block[157:257]))
-        mtime_ns = _nanoseconds(records[b"mtime"]) if b"mtime" in records else _octal(block[136:148]) * _BILLION
+        mtime_ns = (
+            _nanoseconds(records[b"mtime"]) if b"mtime" in records else _octal(block[136:148]) * _BILLION
+        )
         if b"size" in records:
             size = _decimal(records[b"size"])
         tag = records.get(KIND, b"")
@@ -309,7 +320,22 @@ class PaxDecoder:
         output = records.get(OUTPUT, b"")
         if output and (output != b"1" or tag or kind not in (FILE, HARD_LINK)):
             raise Malformed("EOS.output is not 1, or its entry is not a file")
-        return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base, table, bool(output))
+        return Header(
+            name,
+            kind,
+            mode,
+            size,
+            mtime_ns,
+            target,
+            tag,
+            xattrs,
+            digest,
+            earlier,
+            sparse,
+            of_base,
+            table,
+            bool(output),
+        )
 
     def records(self, data: bytes) -> None:
         """Decode the records that the last block announced.
@@ -336,9 +362,16 @@ def _is_state(text: bytes) -> bool:
     letter, *rest = text.split(b":")
     if letter == b"d":
         return not rest
-    if not rest or len(rest) != {b"f": 3, b"l": 1}.get(letter, 0) or len(rest[-1]) != 64 or rest[-1].strip(b"0123456789abcdef"):
+    if (
+        not rest
+        or len(rest) != {b"f": 3, b"l": 1}.get(letter, 0)
+        or len(rest[-1]) != 64
+        or rest[-1].strip(b"0123456789abcdef")
+    ):
         return False
-    return all(0 < len(number) <= 20 and not number.removeprefix(b"-").strip(b"0123456789") for number in rest[:-1])
+    return all(
+        0 < len(number) <= 20 and not number.removeprefix(b"-").strip(b"0123456789") for number in rest[:-1]
+    )
 
 
 def _text(field: bytes) -> bytes:

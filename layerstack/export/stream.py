@@ -159,21 +159,35 @@ def fold(
     for found in version.changed() if changed is None else changed:
         if isinstance(found, FileRun):
             size = len(found.table) + len(found.data)
-            yield ExportEntry(pax.Header(pax.RUN, pax.FILE, 0o644, size, kind=pax.RUN, table=len(found.table)), None, run=found)
+            yield ExportEntry(
+                pax.Header(pax.RUN, pax.FILE, 0o644, size, kind=pax.RUN, table=len(found.table)),
+                None,
+                run=found,
+            )
             continue
         path, entry, opaque = found
         raw = os.fsencode(path)
         if not path:
             if opaque:
-                raise StoreCorrupt("the root of a layer is opaque: an export would clear its whole destination", reason="opaque_root")
+                raise StoreCorrupt(
+                    "the root of a layer is opaque: an export would clear its whole destination",
+                    reason="opaque_root",
+                )
             continue
         if entry is None:
             if is_directory(path.rpartition("/")[0]):
-                yield ExportEntry(pax.Header(raw, pax.FILE, 0o644, kind=pax.WHITEOUT, earlier=before(path)), None)
+                yield ExportEntry(
+                    pax.Header(raw, pax.FILE, 0o644, kind=pax.WHITEOUT, earlier=before(path)), None
+                )
         elif entry.kind == "directory":
             kind = pax.OPAQUE if opaque else b""
             more = _xattrs(entry.real_path, version.form) if xattrs else {}
-            yield ExportEntry(pax.Header(raw, pax.DIRECTORY, entry.mode & 0o7777, 0, entry.mtime_ns, kind=kind, xattrs=more), None)
+            yield ExportEntry(
+                pax.Header(
+                    raw, pax.DIRECTORY, entry.mode & 0o7777, 0, entry.mtime_ns, kind=kind, xattrs=more
+                ),
+                None,
+            )
         elif entry.kind == "symlink":
             target = os.fsencode(os.readlink(entry.real_path))
             yield ExportEntry(pax.Header(raw, pax.SYMLINK, 0o777, 0, entry.mtime_ns, target), None)
@@ -183,13 +197,23 @@ def fold(
                 key = (status.st_dev, status.st_ino)
                 first = first_names.setdefault(key, raw)
                 if first is not raw:
-                    header = pax.Header(raw, pax.HARD_LINK, entry.mode & 0o7777, 0, entry.mtime_ns, first, earlier=before(path))
+                    header = pax.Header(
+                        raw,
+                        pax.HARD_LINK,
+                        entry.mode & 0o7777,
+                        0,
+                        entry.mtime_ns,
+                        first,
+                        earlier=before(path),
+                    )
                     header = header._replace(output=outputs is not None and outputs(entry.layer_id, path))
                     yield ExportEntry(header, None)
                     continue
             more = _xattrs(entry.real_path, version.form) if xattrs else {}
             digest = b"" if digests is None else _digest(entry, path, digests, plain=not holes).hex().encode()
-            header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest)
+            header = pax.Header(
+                raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest
+            )
             ranges = _ranges(entry.real_path) if holes and content.has_holes(status) else None
             if ranges is not None:
                 held = len(pax.sparse_map(ranges, entry.size)) + sum(size for _, size in ranges)
@@ -205,7 +229,9 @@ def fold(
 def _digest(entry: EntryLike, path: str, digests: Digests, *, plain: bool) -> bytes:
     """Give the digest of a file, from the index if it has it."""
     if plain and entry.size >= content.BLOCK:
-        return content.digest_at(entry.real_path, plain=True)  # for a gateway from before the second kind of digest
+        return content.digest_at(
+            entry.real_path, plain=True
+        )  # for a gateway from before the second kind of digest
     return digests(entry.layer_id, path) or content.digest_at(entry.real_path)
 
 
@@ -240,10 +266,18 @@ def _state_of_base(entry: Any) -> ExportEntry:
     elif entry.kind == "symlink":
         state = b"l:" + hashlib.sha256(os.fsencode(os.readlink(entry.real_path))).hexdigest().encode()
     elif entry.kind == "file":
-        state = b"f:%d:%d:%s" % (entry.size, entry.mtime_ns, content.digest_at(entry.real_path).hex().encode())
+        state = b"f:%d:%d:%s" % (
+            entry.size,
+            entry.mtime_ns,
+            content.digest_at(entry.real_path).hex().encode(),
+        )
     else:
-        raise StoreCorrupt(f"the base contains a FIFO, socket or device at {entry.path}", details={"path": entry.path})
-    return ExportEntry(pax.Header(os.fsencode(entry.path), pax.FILE, 0o644, kind=pax.BASE, of_base=state), None)
+        raise StoreCorrupt(
+            f"the base contains a FIFO, socket or device at {entry.path}", details={"path": entry.path}
+        )
+    return ExportEntry(
+        pax.Header(os.fsencode(entry.path), pax.FILE, 0o644, kind=pax.BASE, of_base=state), None
+    )
 
 
 def _xattrs(path: str, form: Form) -> dict[bytes, bytes]:
@@ -288,7 +322,12 @@ class _Count:
         self.numbers["content_bytes"] += len(run.data)
 
     def entry(self, header: pax.Header) -> None:
-        names = {pax.FILE: "files", pax.HARD_LINK: "hard_links", pax.SYMLINK: "symlinks", pax.DIRECTORY: "directories"}
+        names = {
+            pax.FILE: "files",
+            pax.HARD_LINK: "hard_links",
+            pax.SYMLINK: "symlinks",
+            pax.DIRECTORY: "directories",
+        }
         self.numbers["entries"] += 1
         if header.kind != pax.BASE:
             self.numbers["whiteouts" if header.kind == pax.WHITEOUT else names[header.type]] += 1
@@ -299,7 +338,9 @@ class _Count:
         return {**self.numbers, "sha256": self.digest.hexdigest()}
 
 
-def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: bool = True) -> Iterator[bytes | FileRange]:
+def tar(
+    entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: bool = True
+) -> Iterator[bytes | FileRange]:
     """Write the pax tar of `entries` in pieces of at most FRAME_BYTES; small entries share a piece.
 
     Args:
@@ -374,7 +415,10 @@ def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: b
 
 def _check_size(real_path: str, header: pax.Header, size: int) -> None:
     if size != header.length:
-        raise StoreCorrupt(f"{real_path} has {size} bytes instead of {header.length}", details={"path": os.fsdecode(header.path)})
+        raise StoreCorrupt(
+            f"{real_path} has {size} bytes instead of {header.length}",
+            details={"path": os.fsdecode(header.path)},
+        )
 
 
 def stream(
@@ -410,9 +454,22 @@ def stream(
             whole.
     """
     manifest = version.manifest
-    runs = root is not None and holes and digests is not None and earlier is None and not xattrs and isinstance(version, Snapshot)
+    runs = (
+        root is not None
+        and holes
+        and digests is not None
+        and earlier is None
+        and not xattrs
+        and isinstance(version, Snapshot)
+    )
     header: dict[str, Any] = {
-        "format": FORMAT if digests is None else FORMAT_OF_RUNS if runs else FORMAT_OF_HOLES if holes else FORMAT_OF_DIGESTS,
+        "format": FORMAT
+        if digests is None
+        else FORMAT_OF_RUNS
+        if runs
+        else FORMAT_OF_HOLES
+        if holes
+        else FORMAT_OF_DIGESTS,
         "manifest_version": manifest.version,
         "root_hash": manifest.root_hash,
         "layers_exported": [layer.layer_id for layer in manifest.layers[:-1]],
@@ -428,7 +485,11 @@ def stream(
     skip = offset
     trailer: dict[str, Any]
     try:
-        changed = small_files.changed(version, root) if runs and root is not None and isinstance(version, Snapshot) else None
+        changed = (
+            small_files.changed(version, root)
+            if runs and root is not None and isinstance(version, Snapshot)
+            else None
+        )
         entries = fold(
             version,
             xattrs=xattrs,
@@ -455,7 +516,13 @@ def stream(
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "EIO")
         details: dict[str, Any] = {"reason": "os_error", "errno": name}
-        trailer = {"error": {"kind": "operation_failed", "message": f"export: {error.strerror} [{name}]", "details": details}}
+        trailer = {
+            "error": {
+                "kind": "operation_failed",
+                "message": f"export: {error.strerror} [{name}]",
+                "details": details,
+            }
+        }
     except LayerStackError as error:
         details = {**error.details, "reason": error.reason}
         trailer = {"error": {"kind": error.kind, "message": error.message, "details": details}}
@@ -463,7 +530,11 @@ def stream(
         if skip:
             details = {"reason": "bad_offset", "offset": offset}
             trailer = {
-                "error": {"kind": "invalid_request", "message": f"offset {offset} is past the end of the stream", "details": details}
+                "error": {
+                    "kind": "invalid_request",
+                    "message": f"offset {offset} is past the end of the stream",
+                    "details": details,
+                }
             }
         else:
             trailer = count.to_json()

@@ -12,12 +12,15 @@ from layerstack.kernel import base_xattrs, content
 from layerstack.kernel.base_entry import base_entry
 
 
-def tree_hash(root: str, failed: Callable[[OSError], None], *, plain: bool = False) -> Generator[None, None, str]:
+def tree_hash(
+    root: str, failed: Callable[[OSError], None], *, plain: bool = False
+) -> Generator[None, None, str]:
     """Compute the SHA-256 in hex of the tree at `root`, every file read. Yields after each entry.
 
     Args:
         failed: called with the error of each entry that cannot be read.
-        plain: use the SHA-256 of the bytes of each file, as bases were hashed before `content` had a second form.
+        plain: use the SHA-256 of the bytes of each file, as bases were hashed before `content` had a second
+            form.
     """
     top, total = os.fsencode(root), hashlib.sha256()
 

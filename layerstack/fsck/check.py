@@ -41,7 +41,9 @@ class Check(CheckContext):
     def parts(self, after: str | None = None) -> list[str]:
         """List the parts to check, or those after a part that was checked."""
         found = ["store", "base", "pins", *(f"layer {name}" for name in self.layers())]
-        found += [f"draft {name}" for name in self.names("drafts")] + [f"session {name}" for name in self.names("sessions")]
+        found += [f"draft {name}" for name in self.names("drafts")] + [
+            f"session {name}" for name in self.names("sessions")
+        ]
         found += ["leases"] if self.store is not None else ["staging"]
         found.sort(key=_place)
         return found if after is None else [part for part in found if _place(part) > _place(after)]
@@ -67,10 +69,21 @@ class Check(CheckContext):
                 yield from self.confirmed(checks[what])
         # the checksum matches, but a value has the wrong type
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            yield Damage(_FOLDERS.get(what, "{0}").format(name), f"has a record with a value of the wrong type ({error!r})", "its content")
+            yield Damage(
+                _FOLDERS.get(what, "{0}").format(name),
+                f"has a record with a value of the wrong type ({error!r})",
+                "its content",
+            )
 
 
-_FOLDERS = {"layer": "layers/{0}", "draft": "drafts/{0}", "session": "sessions/{0}", "store": ".", "pins": "pins", "base": "base"}
+_FOLDERS = {
+    "layer": "layers/{0}",
+    "draft": "drafts/{0}",
+    "session": "sessions/{0}",
+    "store": ".",
+    "pins": "pins",
+    "base": "base",
+}
 
 
 def _place(part: str) -> tuple[int, str]:
@@ -92,7 +105,8 @@ def offline(root: str, *, base: bool = False, base_dir: str | None = None) -> Ge
     os.stat(root)
     if not os.path.lexists(f"{root}/workspace.json") and not os.path.lexists(f"{root}/manifest.json"):
         raise StoreCorrupt(
-            f"{root}: not a store: it has neither workspace.json nor manifest.json", details={"file": f"{root}/workspace.json"}
+            f"{root}: not a store: it has neither workspace.json nor manifest.json",
+            details={"file": f"{root}/workspace.json"},
         )
     with contextlib.ExitStack() as stack:
         try:
@@ -104,7 +118,9 @@ def offline(root: str, *, base: bool = False, base_dir: str | None = None) -> Ge
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StoreBusy(f"{root}: another process has this store open", details={"store": root}) from None
+                raise StoreBusy(
+                    f"{root}: another process has this store open", details={"store": root}
+                ) from None
         yield Check(root, base=base, base_dir=base_dir)
 
 

@@ -44,15 +44,23 @@ def top(context: CheckContext) -> Iterator[Damage]:
 
 def _versions(context: CheckContext, head: Manifest | None) -> Iterator[Damage]:
     there, reported = {BASE_ID, *context.names("layers")}, set[str]()
-    blocks = [about for about in map(context.about, head.layer_ids if head is not None else ()) if about and about.get("first_version")]
+    blocks = [
+        about
+        for about in map(context.about, head.layer_ids if head is not None else ())
+        if about and about.get("first_version")
+    ]
     seen_head = head is None
     for name in context.names("manifests"):
         file, (stem, _, suffix) = f"manifests/{name}", name.partition(".")
         if not stem.isdecimal() or suffix != "json":
-            context.note("left_over" if name.endswith(".tmp") else "unknown", file, "not the manifest of a version")
+            context.note(
+                "left_over" if name.endswith(".tmp") else "unknown", file, "not the manifest of a version"
+            )
             continue
         if head is not None and int(stem) > head.version:
-            context.note("left_over", file, "of a version that never became the head; the next open removes it")
+            context.note(
+                "left_over", file, "of a version that never became the head; the next open removes it"
+            )
             continue
         try:
             found = context.version(file)
@@ -62,25 +70,41 @@ def _versions(context: CheckContext, head: Manifest | None) -> Iterator[Damage]:
             continue
         if found is None:
             seen_head = seen_head or (head is not None and int(stem) == head.version)
-            context.note("left_over", file, "its bytes were lost in a power cut; the next open writes them again, from manifest.json")
+            context.note(
+                "left_over",
+                file,
+                "its bytes were lost in a power cut; the next open writes them again, from manifest.json",
+            )
             continue
         if found.version != int(stem):
             yield Damage(file, f"belongs to version {found.version}", "its name")
         if head is not None and found.version == head.version:
             seen_head = True
             if found.top != head.layers[0].layer_id or found.layers not in (None, head.layers):
-                yield Damage(file, "names other layers than manifest.json, of the same version", "comparing the two")
+                yield Damage(
+                    file, "names other layers than manifest.json, of the same version", "comparing the two"
+                )
                 continue
         if any(int(about["first_version"]) <= int(stem) < int(about["version"]) for about in blocks):
-            context.note("left_over", file, "of a version inside a squashed run of layers; the next open removes it")
+            context.note(
+                "left_over", file, "of a version inside a squashed run of layers; the next open removes it"
+            )
             continue
         layer_ids = [found.top] if found.layers is None else [layer.layer_id for layer in found.layers]
         for layer_id in layer_ids:
             if layer_id not in there and layer_id not in reported:
                 reported.add(layer_id)
                 yield Damage(reference(layer_id).path, f"is missing; {file} names it", "the manifest")
-        if context.another_top(found.version, found.top) if found.layers is None else context.other_layers(found.version, layer_ids):
-            yield Damage(file, f"names other layers than version {found.version} has", "comparing it with manifest.json")
+        if (
+            context.another_top(found.version, found.top)
+            if found.layers is None
+            else context.other_layers(found.version, layer_ids)
+        ):
+            yield Damage(
+                file,
+                f"names other layers than version {found.version} has",
+                "comparing it with manifest.json",
+            )
     if not seen_head and head is not None:
         yield Damage(f"manifests/{head.version}.json", "is missing, the head is that version", "the manifest")
     if head is not None:
@@ -96,7 +120,11 @@ def _metadata(context: CheckContext) -> Iterator[Damage]:
         if suffix not in (".json", ".index", ".digest", ".blame"):
             context.note("unknown", f".layer-metadata/{name}", "not a file that this version makes")
         elif stem not in there and (context.head is None or stem not in context.head.layer_ids):
-            context.note("left_over", f".layer-metadata/{name}", "of a layer that does not exist; the next open removes it")
+            context.note(
+                "left_over",
+                f".layer-metadata/{name}",
+                "of a layer that does not exist; the next open removes it",
+            )
     yield from ()
 
 
@@ -133,11 +161,23 @@ def session(context: CheckContext, name: str) -> Iterator[Damage]:
         return
     version, head = body.get("base_version"), context.head
     if head is not None and (not isinstance(version, int) or version > head.version):
-        yield Damage(f"{folder}/session.json", f"is based on version {version}, the head is {head.version}", "the manifest")
+        yield Damage(
+            f"{folder}/session.json",
+            f"is based on version {version}, the head is {head.version}",
+            "the manifest",
+        )
     draft_id = body.get("draft_id")
-    if draft_id is not None and not body.get("rebased") and not os.path.isdir(f"{context.root}/drafts/{draft_id}/layer"):
+    if (
+        draft_id is not None
+        and not body.get("rebased")
+        and not os.path.isdir(f"{context.root}/drafts/{draft_id}/layer")
+    ):
         yield Damage(f"{folder}/session.json", f"is based on {draft_id}, which does not exist", "the drafts")
-    context.note("left_over", folder, "work of a process that has ended; the next open makes a draft of it, unless it was published")
+    context.note(
+        "left_over",
+        folder,
+        "work of a process that has ended; the next open makes a draft of it, unless it was published",
+    )
 
 
 def leases(context: CheckContext) -> Iterator[Damage]:
@@ -146,13 +186,21 @@ def leases(context: CheckContext) -> Iterator[Damage]:
     reported = set[str]()
     for lease in context.store.leases.all():
         for layer_id in lease.layer_ids:
-            if layer_id not in reported and layer_id != BASE_ID and not os.path.isdir(f"{context.root}/layers/{layer_id}"):
+            if (
+                layer_id not in reported
+                and layer_id != BASE_ID
+                and not os.path.isdir(f"{context.root}/layers/{layer_id}")
+            ):
                 reported.add(layer_id)
-                yield Damage(f"layers/{layer_id}", f"is missing; the lease of {lease.holder} names it", "the leases")
+                yield Damage(
+                    f"layers/{layer_id}", f"is missing; the lease of {lease.holder} names it", "the leases"
+                )
 
 
 def staging(context: CheckContext) -> Iterator[Damage]:
     """Report leftovers."""
     for name in context.names("staging"):
-        context.note("left_over", f"staging/{name}", "of an operation that did not finish; the next open removes it")
+        context.note(
+            "left_over", f"staging/{name}", "of an operation that did not finish; the next open removes it"
+        )
     yield from ()

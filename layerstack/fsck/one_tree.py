@@ -19,7 +19,16 @@ from layerstack.kernel import content
 from layerstack.kernel.whiteout import get_mark, is_whiteout
 from layerstack.kernel.xattrs import Form
 from layerstack.layers.index_file import PLAIN_FORMAT, IndexRow, format_of, row_of
-from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, SYSTEM_XATTRS, WHITEOUT, kind_of, list_xattrs
+from layerstack.tree.state import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    SPECIAL,
+    SYSTEM_XATTRS,
+    WHITEOUT,
+    kind_of,
+    list_xattrs,
+)
 
 Say = Callable[[str, str, str], None]
 """(path in the tree, what is wrong, how it was found)."""
@@ -101,7 +110,9 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
             continue
         if (shown_name := form.shown(name)) is not None:
             xattrs[shown_name] = os.getxattr(full, name, follow_symlinks=False)
-        elif name in (form.redirect, form.metacopy) or (name == form.whiteout and kind == FILE and not status.st_size):
+        elif name in (form.redirect, form.metacopy) or (
+            name == form.whiteout and kind == FILE and not status.st_size
+        ):
             say(shown, f"has the xattr {name}, which a layer never has", "its xattrs")
     meta = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
     about = repr((meta, sorted(xattrs.items()))).encode()
@@ -165,11 +176,19 @@ def rows(path: str) -> Iterator[IndexRow]:
             try:
                 yield row_of(line.rstrip(b"\n"))
             except (ValueError, KeyError) as error:
-                raise StoreCorrupt(f"{path}: a line is not a row of an index ({error})", details={"file": path}) from None
+                raise StoreCorrupt(
+                    f"{path}: a line is not a row of an index ({error})", details={"file": path}
+                ) from None
 
 
 def compare(
-    root: str, form: Form, listed: Iterator[IndexRow] | None, say: Say, blind: Callable[[str], None], *, plain: bool = False
+    root: str,
+    form: Form,
+    listed: Iterator[IndexRow] | None,
+    say: Say,
+    blind: Callable[[str], None],
+    *,
+    plain: bool = False,
 ) -> Generator[None, None, TreeFindings | None]:
     """Walk a tree, reporting each difference; yields at intervals, so that the caller can measure time.
 
@@ -223,9 +242,16 @@ def compare(
 
 def _against(row: IndexRow, entry: TreeEntry, say: Say) -> None:
     if row.record.kind != entry.kind or row.record.opaque != entry.opaque:
-        names = {FILE: "a file", LINK: "a symlink", DIRECTORY: "a directory", WHITEOUT: "a whiteout", SPECIAL: "a special file"}
+        names = {
+            FILE: "a file",
+            LINK: "a symlink",
+            DIRECTORY: "a directory",
+            WHITEOUT: "a whiteout",
+            SPECIAL: "a special file",
+        }
         have, want = (
-            "an opaque directory" if o else names[k] for k, o in ((entry.kind, entry.opaque), (row.record.kind, row.record.opaque))
+            "an opaque directory" if o else names[k]
+            for k, o in ((entry.kind, entry.opaque), (row.record.kind, row.record.opaque))
         )
         say(row.path, f"is {have}, published was {want}", "the index")
     elif row.digest is not None and row.digest != entry.digest:

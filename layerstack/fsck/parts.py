@@ -50,7 +50,13 @@ class CheckContext:
     """One check of a store; `notes` and `counts` grow during it."""
 
     def __init__(
-        self, root: str, *, base: bool = False, base_dir: str | None = None, store: Stack | None = None, layers: Iterable[str] = ()
+        self,
+        root: str,
+        *,
+        base: bool = False,
+        base_dir: str | None = None,
+        store: Stack | None = None,
+        layers: Iterable[str] = (),
     ) -> None:
         """Start a check.
 
@@ -95,7 +101,13 @@ class CheckContext:
         if isinstance(error, StoreCorrupt):
             file = str(error.details.get("file", ""))
             what = error.message.removeprefix(f"{file}: ")
-            how = "its name" if what == "missing" else "reading it" if what.startswith("cannot be read") else "checksum"
+            how = (
+                "its name"
+                if what == "missing"
+                else "reading it"
+                if what.startswith("cannot be read")
+                else "checksum"
+            )
             yield Damage(os.path.relpath(file, self.root) if file else name, what, how)
         elif error.errno in (errno.EACCES, errno.EPERM):
             self.note("not_checked", name, "this user may not read it")
@@ -122,7 +134,9 @@ class CheckContext:
         """
         if self.store is not None:
             return sorted(self.leased - {BASE_ID})
-        return sorted({*self.names("layers"), *(self.head.layer_ids if self.head is not None else ())} - {BASE_ID})
+        return sorted(
+            {*self.names("layers"), *(self.head.layer_ids if self.head is not None else ())} - {BASE_ID}
+        )
 
     def manifest(self, name: str) -> Manifest:
         """Read the manifest at a path below the store. Raises StoreCorrupt, OSError."""

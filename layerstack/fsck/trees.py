@@ -39,7 +39,11 @@ def layer(context: CheckContext, layer_id: str) -> Iterator[Damage | None]:
         if home is None:
             context.note("left_over", folder, "no manifest and no draft names it; the next open removes it")
             return  # an interrupted removal leaves a part of it
-        context.note("left_over", folder, "no manifest and no draft names it; the next open gives it back to its session, or keeps it")
+        context.note(
+            "left_over",
+            folder,
+            "no manifest and no draft names it; the next open gives it back to its session, or keeps it",
+        )
     about: dict[str, Any] | None = None
     index: str | None = None
     try:
@@ -50,7 +54,11 @@ def layer(context: CheckContext, layer_id: str) -> Iterator[Damage | None]:
     try:
         checksum = one_tree.check_index(f"{context.root}/{stem}.index")
         if about is not None and about.get("index_sha256", checksum) != checksum:
-            yield Damage(f"{stem}.index", "is intact, but the index of another layer", "its checksum in the layer's metadata")
+            yield Damage(
+                f"{stem}.index",
+                "is intact, but the index of another layer",
+                "its checksum in the layer's metadata",
+            )
         else:
             index = f"{context.root}/{stem}.index"
     except FileNotFoundError:
@@ -66,7 +74,9 @@ def _identity(context: CheckContext, layer_id: str, about: dict[str, Any], stem:
     """Check that the small files belong to that layer."""
     try:
         squashed = layer_id.startswith("S")
-        mark = squashed_id(0, about["digest"], about["replaced"])[-8:] if squashed else str(about["digest"])[:8]
+        mark = (
+            squashed_id(0, about["digest"], about["replaced"])[-8:] if squashed else str(about["digest"])[:8]
+        )
     except (KeyError, TypeError) as error:
         yield Damage(f"{stem}.json", f"lacks {error}", "its content")
         return
@@ -100,18 +110,28 @@ def _is_named(context: CheckContext, layer_id: str) -> bool:
     """Check whether the head, a version or a draft names the layer; True where one cannot be read."""
     if context.head is None or layer_id in context.head.layer_ids or context.store is not None:
         return True
-    numbered = [name for name in context.names("manifests") if name.endswith(".json") and name[:-5].isdecimal()]
-    drafts = [name for name in context.names("drafts") if os.path.isdir(f"{context.root}/drafts/{name}/layer")]
+    numbered = [
+        name for name in context.names("manifests") if name.endswith(".json") and name[:-5].isdecimal()
+    ]
+    drafts = [
+        name for name in context.names("drafts") if os.path.isdir(f"{context.root}/drafts/{name}/layer")
+    ]
     try:
         return any(
-            _names(context.version(f"manifests/{name}"), layer_id) for name in numbered if int(name[:-5]) <= context.head.version
-        ) or any(layer_id in context.document(f"drafts/{name}/draft.json").get("layer_ids", ()) for name in drafts)
+            _names(context.version(f"manifests/{name}"), layer_id)
+            for name in numbered
+            if int(name[:-5]) <= context.head.version
+        ) or any(
+            layer_id in context.document(f"drafts/{name}/draft.json").get("layer_ids", ()) for name in drafts
+        )
     except (StoreCorrupt, OSError):
         return True
 
 
 def _names(version: VersionRecord | None, layer_id: str) -> bool:
-    return version is not None and (version.top == layer_id or any(layer.layer_id == layer_id for layer in version.layers or ()))
+    return version is not None and (
+        version.top == layer_id or any(layer.layer_id == layer_id for layer in version.layers or ())
+    )
 
 
 def draft(context: CheckContext, name: str) -> Iterator[Damage | None]:
@@ -121,7 +141,11 @@ def draft(context: CheckContext, name: str) -> Iterator[Damage | None]:
     def document() -> Iterator[Damage]:
         body.clear()
         if not os.path.isdir(f"{context.root}/{folder}/layer"):
-            context.note("left_over", folder, "the start of a draft whose work was never moved in; the next open removes it")
+            context.note(
+                "left_over",
+                folder,
+                "the start of a draft whose work was never moved in; the next open removes it",
+            )
             return
         try:
             body.update(context.document(f"{folder}/draft.json"))
@@ -135,14 +159,24 @@ def draft(context: CheckContext, name: str) -> Iterator[Damage | None]:
                 yield Damage(f"layers/{layer_id}", f"is missing; {folder}/draft.json names it", "the draft")
         version = body.get("base_version")
         if context.head is not None and (not isinstance(version, int) or version > context.head.version):
-            yield Damage(f"{folder}/draft.json", f"is based on version {version}, the head is {context.head.version}", "the manifest")
+            yield Damage(
+                f"{folder}/draft.json",
+                f"is based on version {version}, the head is {context.head.version}",
+                "the manifest",
+            )
         elif isinstance(version, int) and context.other_layers(version, body.get("layer_ids", ())):
-            yield Damage(f"{folder}/draft.json", f"names other layers than version {version} has", "comparing it with manifest.json")
+            yield Damage(
+                f"{folder}/draft.json",
+                f"names other layers than version {version} has",
+                "comparing it with manifest.json",
+            )
 
     yield from context.confirmed(document)
     if body:
         plain = body.get("content", PLAIN_FORMAT) == PLAIN_FORMAT
-        for found in _tree(context, f"{folder}/layer", None, body.get("digest") or None, body.get("bytes"), plain=plain):
+        for found in _tree(
+            context, f"{folder}/layer", None, body.get("digest") or None, body.get("bytes"), plain=plain
+        ):
             if (
                 found is None or context.store is None or os.path.isdir(f"{context.root}/{folder}/layer")
             ):  # else it was discarded during the check
@@ -150,7 +184,13 @@ def draft(context: CheckContext, name: str) -> Iterator[Damage | None]:
 
 
 def _tree(
-    context: CheckContext, folder: str, index: str | None, digest: str | None, size: int | None = None, *, plain: bool = False
+    context: CheckContext,
+    folder: str,
+    index: str | None,
+    digest: str | None,
+    size: int | None = None,
+    *,
+    plain: bool = False,
 ) -> Iterator[Damage | None]:
     """Check a tree against its index and its digest, or against its recorded size; `plain`: without an index,
     as in `one_tree.compare`.
@@ -194,9 +234,15 @@ def _tree(
         yield Damage(folder, f"has {said - PER_TREE} more differences that are not listed here", "the index")
     if seen is None:
         return
-    context.counts = context.counts._replace(entries=context.counts.entries + seen.entries, bytes=context.counts.bytes + seen.bytes)
+    context.counts = context.counts._replace(
+        entries=context.counts.entries + seen.entries, bytes=context.counts.bytes + seen.bytes
+    )
     if digest is not None and seen.digest != digest:
-        yield Damage(folder, f"is not what was written: its digest is {seen.digest[:16]}…, recorded is {digest[:16]}…", "digest")
+        yield Damage(
+            folder,
+            f"is not what was written: its digest is {seen.digest[:16]}…, recorded is {digest[:16]}…",
+            "digest",
+        )
     if digest is None and size is not None and seen.bytes != size:
         yield Damage(folder, f"holds {seen.bytes} bytes, recorded are {size}", "its size")
 
@@ -216,7 +262,9 @@ def base(context: CheckContext) -> Iterator[Damage | None]:
     reported: list[Damage] = []
     blind: list[str] = []
     plain = context.body.get("content", PLAIN_FORMAT) == PLAIN_FORMAT
-    walk = base_hash.tree_hash(os.path.realpath(path), lambda error: _base_failed(context, error, reported, blind), plain=plain)
+    walk = base_hash.tree_hash(
+        os.path.realpath(path), lambda error: _base_failed(context, error, reported, blind), plain=plain
+    )
     found: str | None = None
     while True:
         try:
@@ -233,12 +281,16 @@ def base(context: CheckContext) -> Iterator[Damage | None]:
         context.note("not_checked", f"base/{BASE_ID}", "workspace.json, which has its hash, cannot be read")
     elif not reported and found != want:
         yield Damage(
-            f"base/{BASE_ID}", f"is not the base of this store: its hash is {str(found)[:16]}…, recorded is {str(want)[:16]}…", "hash"
+            f"base/{BASE_ID}",
+            f"is not the base of this store: its hash is {str(found)[:16]}…, recorded is {str(want)[:16]}…",
+            "hash",
         )
 
 
 def _base_failed(context: CheckContext, error: OSError, reported: list[Damage], blind: list[str]) -> None:
-    name = os.path.relpath(os.fsdecode(error.filename or ""), os.path.realpath(f"{context.base_dir}/{BASE_ID}"))
+    name = os.path.relpath(
+        os.fsdecode(error.filename or ""), os.path.realpath(f"{context.base_dir}/{BASE_ID}")
+    )
     if error.errno in (errno.EACCES, errno.EPERM):
         blind.append(name)
     else:

@@ -64,7 +64,11 @@ class Cache:
 
     def entries(self, layer: Layer) -> Mapping[str, Folded]:
         """The owners that a squashed layer recorded; empty for a layer of one publish."""
-        return self.folded(f"{self._root}/.layer-metadata/{layer.id}{SUFFIX}") if layer.id.startswith("S") else {}
+        return (
+            self.folded(f"{self._root}/.layer-metadata/{layer.id}{SUFFIX}")
+            if layer.id.startswith("S")
+            else {}
+        )
 
     def folded(self, file: str) -> Mapping[str, Folded]:
         """Load a file; the last few are kept."""
@@ -119,7 +123,9 @@ def blame(stack: Stack, cache: Cache, path: str) -> Answer:
     changes.
     """
     if check(path) == "":
-        raise InvalidPath("the root of the workspace is a directory: blame takes the path of a file", details={"path": path})
+        raise InvalidPath(
+            "the root of the workspace is a directory: blame takes the path of a file", details={"path": path}
+        )
     with stack.reading() as snapshot:
         chain = snapshot.chain
         texts = _texts(chain, path)
@@ -129,7 +135,11 @@ def blame(stack: Stack, cache: Cache, path: str) -> Answer:
             answer = _answer(stack, cache, chain, path, texts)
             if answer is None:
                 shown = path_json(path)
-                raise NotFound(f"no auditability record for path: {shown['path']}", reason="no_auditability_record", details=shown)
+                raise NotFound(
+                    f"no auditability record for path: {shown['path']}",
+                    reason="no_auditability_record",
+                    details=shown,
+                )
             cache.put(key, answer)
         return answer
 
@@ -166,7 +176,10 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
         inside = [text for text in texts if text.layer.id in members]
         if len(inside) == 1 and inside[0].there and _whole_answer(cache, inside[0].layer, path) is None:
             owner = _owner(cache, inside[0])
-            yield path, (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(stack, inside[0]) else owner
+            yield (
+                path,
+                (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(stack, inside[0]) else owner,
+            )
         elif (answer := _answer(stack, cache, seen, path, texts)) is not None:
             yield path, answer
 
@@ -181,7 +194,11 @@ def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
         if isinstance(layer.index, PackedIndex):
             many.append(path for path, record in layer.index.walk() if record.kind in (FILE, LINK))
         else:
-            few.update(byte_order(path) for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
+            few.update(
+                byte_order(path)
+                for path, record in (layer.index or {}).items()
+                if record.kind in (FILE, LINK)
+            )
         folded = cache.entries(layer)
         if isinstance(folded, Packed):
             many.append(path for path, _ in folded.walk())
@@ -317,7 +334,9 @@ class _BlameWalk:
             entry = _whole_answer(self.cache, text.layer, self.path)
             if entry is not None:
                 for part in entry:
-                    self.give(owners, place, part.start_line - 1, part.start_line - 1 + part.line_count, part.owner)
+                    self.give(
+                        owners, place, part.start_line - 1, part.start_line - 1 + part.line_count, part.owner
+                    )
                 undecided = 0
                 break
             below = texts[n + 1].state if n + 1 < len(texts) else base

@@ -49,13 +49,21 @@ Folded = Answer | str
 
 
 def dump(ranges: dict[str, Folded]) -> bytes:
-    """Give the bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""
-    owners = sorted({owner for entry in ranges.values() for owner in ([entry] if isinstance(entry, str) else [r.owner for r in entry])})
+    """Give the bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""  # noqa: E501
+    owners = sorted(
+        {
+            owner
+            for entry in ranges.values()
+            for owner in ([entry] if isinstance(entry, str) else [r.owner for r in entry])
+        }
+    )
     number = {owner: n for n, owner in enumerate(owners)}
     rows: dict[str, int | list[list[int]]] = {}
     for path, entry in sorted(ranges.items()):
         name = os.fsencode(path).decode("latin-1")
-        rows[name] = number[entry] if isinstance(entry, str) else [[r.line_count, number[r.owner]] for r in entry]
+        rows[name] = (
+            number[entry] if isinstance(entry, str) else [[r.line_count, number[r.owner]] for r in entry]
+        )
     return records.dump({"owners": owners, "paths": rows})
 
 
@@ -83,7 +91,9 @@ def write_new(path: str, ranges: Iterable[tuple[str, Folded]], *, aside: str) ->
 
     with tempfile.TemporaryFile(dir=aside, buffering=1 << 18) as lines, open(path, "xb") as file:
         for name, entry in itertools.chain(few.items(), rest):
-            value = number(entry) if isinstance(entry, str) else [[r.line_count, number(r.owner)] for r in entry]
+            value = (
+                number(entry) if isinstance(entry, str) else [[r.line_count, number(r.owner)] for r in entry]
+            )
             line = b"%s\t%s\n" % (escaped(name), _compact(value))
             total.update(line)
             lines.write(line)
@@ -175,7 +185,10 @@ def _load_large(header: bytes, file: IO[bytes], path: str) -> Mapping[str, Folde
     last = file.read()
     total.update(last)
     if _header(count, total.hexdigest()) != header:
-        raise wrong(f"the header is not that of format {LARGE_FORMAT} for {count} lines, or the checksum does not match")
+        raise wrong(
+            f"the header is not that of format {LARGE_FORMAT} for {count} lines, or the checksum does "
+            f"not match"
+        )
     try:
         owners: list[str] = json.loads(last)
     except ValueError:  # the count is too small

@@ -38,7 +38,11 @@ def patch(path: str, old: State | None, new: State | None, *, limit: int = PATCH
         return None
     if before is not None and after is not None and before.kind != after.kind:
         gone, made = patch(path, before, None, limit=limit), patch(path, None, after, limit=limit)
-        return None if gone is None or made is None else Patch(gone.data + made.data, gone.truncated or made.truncated)
+        return (
+            None
+            if gone is None or made is None
+            else Patch(gone.data + made.data, gone.truncated or made.truncated)
+        )
     old_text, new_text = _text(before), _text(after)
     if old_text is None or new_text is None:
         return None
@@ -75,7 +79,17 @@ def _mode(state: State) -> bytes:
     return b"120000" if state.kind == LINK else b"100755" if state.meta[0] & 0o100 else b"100644"
 
 
-_ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
+_ESCAPES = {
+    7: b"\\a",
+    8: b"\\b",
+    9: b"\\t",
+    10: b"\\n",
+    11: b"\\v",
+    12: b"\\f",
+    13: b"\\r",
+    34: b'\\"',
+    92: b"\\\\",
+}
 
 
 def _quoted(name: bytes) -> bytes:
@@ -84,7 +98,11 @@ def _quoted(name: bytes) -> bytes:
     """
     if all(0x20 <= c < 0x7F and c not in _ESCAPES for c in name):
         return name
-    return b'"' + b"".join(_ESCAPES.get(c) or (bytes((c,)) if 0x20 <= c < 0x7F else b"\\%03o" % c) for c in name) + b'"'
+    return (
+        b'"'
+        + b"".join(_ESCAPES.get(c) or (bytes((c,)) if 0x20 <= c < 0x7F else b"\\%03o" % c) for c in name)
+        + b'"'
+    )
 
 
 def _hunks(old: bytes, new: bytes, limit: int) -> tuple[list[bytes], bool]:
@@ -114,7 +132,11 @@ def _hunks(old: bytes, new: bytes, limit: int) -> tuple[list[bytes], bool]:
             taken_a, taken_b = taken_a + region.alo - at, taken_b + region.alo - at
             lines += [line(b"-", old, a_at[n], a_at[n + 1]) for n in range(region.alo, region.ahi)]
             lines += [line(b"+", new, b_at[n], b_at[n + 1]) for n in range(region.blo, region.bhi)]
-            taken_a, taken_b, at = taken_a + region.ahi - region.alo, taken_b + region.bhi - region.blo, region.ahi
+            taken_a, taken_b, at = (
+                taken_a + region.ahi - region.alo,
+                taken_b + region.bhi - region.blo,
+                region.ahi,
+            )
         body = b"".join(lines)
         if len(body) > limit:
             return out, True

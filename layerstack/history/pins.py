@@ -48,7 +48,9 @@ def _read(stack: Stack, path: str, stem: str) -> Pin:
     except TypeError as error:
         raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
     if str(pin.version) != stem or not os.path.exists(f"{stack.root}/manifests/{pin.version}.json"):
-        raise StoreCorrupt(f"{path}: pins version {pin.version}, which does not exist", details={"file": path})
+        raise StoreCorrupt(
+            f"{path}: pins version {pin.version}, which does not exist", details={"file": path}
+        )
     return pin
 
 
@@ -122,7 +124,10 @@ def relist(stack: Stack) -> None:
 def _hold(stack: Stack, pin: Pin) -> None:
     with stack.lock:
         manifest = stack.manifest(pin.version)
-        stack.pins.held[pin.version] = (pin, stack.leases.take(f"pin {pin.version}", pin.version, manifest.layer_ids))
+        stack.pins.held[pin.version] = (
+            pin,
+            stack.leases.take(f"pin {pin.version}", pin.version, manifest.layer_ids),
+        )
 
 
 def _sync_earlier(stack: Stack) -> None:

@@ -90,7 +90,9 @@ def _version(stack: Stack, number: int, *, pinned: bool) -> Version:
     top = manifest.layers[0]
     layer = None if top.is_base else stack.layers.get(top.layer_id)
     if layer is None or layer.version != number:
-        return Version(number, manifest.root_hash, len(manifest.layers), None, None, None, None, None, None, None, pinned)
+        return Version(
+            number, manifest.root_hash, len(manifest.layers), None, None, None, None, None, None, None, pinned
+        )
     made = layer.members[0]
     whole = layer.id == made["layer_id"]
     return Version(
@@ -137,7 +139,9 @@ def diff_versions(stack: Stack, old: int, new: int, *, under: str = "", start: i
             return _page(paths, start, under, lambda path: _three(before.chain, after.chain, path))
 
 
-def diff_draft(stack: Stack, draft_id: str, *, against: str = "base", under: str = "", start: int = 0) -> Page:
+def diff_draft(
+    stack: Stack, draft_id: str, *, against: str = "base", under: str = "", start: int = 0
+) -> Page:
     """Give the changes of a draft, at and below a path: `against` its base, or from the head to its work.
 
     Against the head, paths that the draft changed and that the head has in the same way are left out.
@@ -152,7 +156,9 @@ def diff_draft(stack: Stack, draft_id: str, *, against: str = "base", under: str
                 return _page(paths, start, under, lambda path: _three(base, work, path))
         with stack.reading() as now, stack.deltas.paths(base, work, under, start, but=now.chain) as paths:
             head = now.chain
-            return _page(paths, start, under, lambda path: (base.find(path), head.find(path), work.find(path)))
+            return _page(
+                paths, start, under, lambda path: (base.find(path), head.find(path), work.find(path))
+            )
 
 
 @contextlib.contextmanager
@@ -174,7 +180,12 @@ def _three(old: Chain, new: Chain, path: str) -> tuple[State | None, State | Non
     return before, before, new.find(path)
 
 
-def _page(paths: Iterator[str], start: int, under: str, states: Callable[[str], tuple[State | None, State | None, State | None]]) -> Page:
+def _page(
+    paths: Iterator[str],
+    start: int,
+    under: str,
+    states: Callable[[str], tuple[State | None, State | None, State | None]],
+) -> Page:
     """Make a page. `paths`: those from number `start` on; only those of the page and one more are read."""
     found: list[Change] = []
     size = 0
@@ -185,5 +196,14 @@ def _page(paths: Iterator[str], start: int, under: str, states: Callable[[str], 
         if found and (len(found) == PAGE or size > PAGE_BYTES):
             return Page(tuple(found), at)
         mark = fingerprint(base)
-        found.append(Change(path, change_of(old, new), mark, mark if old is base else fingerprint(old), fingerprint(new), made))
+        found.append(
+            Change(
+                path,
+                change_of(old, new),
+                mark,
+                mark if old is base else fingerprint(old),
+                fingerprint(new),
+                made,
+            )
+        )
     return Page(tuple(found), None)

@@ -1,8 +1,8 @@
 """One entry of a base in the bytes over which the base's hash is made.
 
-A base's root hash is the SHA-256 of its entries in byte order of their paths, the root as `.`. An entry is its kind, path,
-permission bits, and for a file size and digest (`layerstack.kernel.content`), for a symlink the target, each ended by NUL;
-then, where it has attributes, `xattrs` and their digest.
+A base's root hash is the SHA-256 of its entries in byte order of their paths, the root as `.`. An entry is
+its kind, path, permission bits, and for a file size and digest (`layerstack.kernel.content`), for a symlink
+the target, each ended by NUL; then, where it has attributes, `xattrs` and their digest.
 """
 
 from __future__ import annotations

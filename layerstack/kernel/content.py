@@ -147,7 +147,9 @@ class ContentHash:
 
 
 def _is_zero(part: memoryview) -> bool:
-    return part[0] == 0 and part[-1] == 0 and bytes(part) == (ZERO if len(part) == BLOCK else ZERO[: len(part)])
+    return (
+        part[0] == 0 and part[-1] == 0 and bytes(part) == (ZERO if len(part) == BLOCK else ZERO[: len(part)])
+    )
 
 
 def digest_of_bytes(data: bytes) -> bytes:
@@ -231,7 +233,9 @@ def end_of_data(fd: int, at: int, size: int) -> int:
         raise
 
 
-def data_ranges(fd: int, status: os.stat_result | None = None, *, least: int = 1) -> Iterator[tuple[int, int]]:
+def data_ranges(
+    fd: int, status: os.stat_result | None = None, *, least: int = 1
+) -> Iterator[tuple[int, int]]:
     """List (begin, end) of the data outside of holes, in order; neighbours with fewer than `least` bytes
     between them are joined. Moves the offset of `fd`.
     """

@@ -19,8 +19,8 @@ from layerstack.kernel import syscalls
 Step = Callable[[str], None]
 
 FSYNC_EACH_UP_TO = 64
-"""Number of files up to which each gets an fsync; above, one syncfs is cheaper. Below, a syncfs would also wait for the
-writes of other processes.
+"""Number of files up to which each gets an fsync; above, one syncfs is cheaper. Below, a syncfs would also
+wait for the writes of other processes.
 """
 
 OPEN_AT_ONCE = 128
@@ -95,7 +95,9 @@ def fsync_dirs(root: str, paths: Iterable[str], *, followed: bool) -> None:
         fsync_dir(path)
 
 
-def sync_files(root: str, files: Iterable[str], directories: Iterable[str], *, followed: bool = False) -> None:
+def sync_files(
+    root: str, files: Iterable[str], directories: Iterable[str], *, followed: bool = False
+) -> None:
     """Make files and directories durable: an fsync each up to 64 of them, one syncfs of root's file system
     above.
 
@@ -119,7 +121,11 @@ def sync_files(root: str, files: Iterable[str], directories: Iterable[str], *, f
                 write_out(fds)
             some = list(itertools.islice(rest, OPEN_AT_ONCE))
         return
-    folders = [] if many or (orderly and some) else list(itertools.islice(directories, FSYNC_EACH_UP_TO + 1 - len(some)))
+    folders = (
+        []
+        if many or (orderly and some)
+        else list(itertools.islice(directories, FSYNC_EACH_UP_TO + 1 - len(some)))
+    )
     if many or len(some) + len(folders) > FSYNC_EACH_UP_TO:
         sync_tree_of(root)
         return
@@ -150,7 +156,11 @@ def write_out(fds: Iterable[int]) -> None:
     first. Source: sync_file_range(2).
     """
     some = list(fds)
-    all_of_it = syscalls.SYNC_FILE_RANGE_WAIT_BEFORE | syscalls.SYNC_FILE_RANGE_WRITE | syscalls.SYNC_FILE_RANGE_WAIT_AFTER
+    all_of_it = (
+        syscalls.SYNC_FILE_RANGE_WAIT_BEFORE
+        | syscalls.SYNC_FILE_RANGE_WRITE
+        | syscalls.SYNC_FILE_RANGE_WAIT_AFTER
+    )
     for flags in (syscalls.SYNC_FILE_RANGE_WRITE, all_of_it) if len(some) > 1 else (all_of_it,):
         for fd in some:
             try:

@@ -22,7 +22,14 @@ _VALUE_MAX = 255
 """fsconfig(2) refuses a longer string."""
 
 
-def create(lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str | None = None, *, form: Form, attributes: int = 0) -> int:
+def create(
+    lowerdirs: Sequence[str],
+    upperdir: str | None = None,
+    workdir: str | None = None,
+    *,
+    form: Form,
+    attributes: int = 0,
+) -> int:
     """Make a detached overlay mount. The caller closes its descriptor after move_mount: while open it keeps
     the mount busy.
 
@@ -52,7 +59,9 @@ def create(lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str |
             try:
                 syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, "source", "eos")
                 for path in lowerdirs:
-                    syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, "lowerdir+", stack.enter_context(_short(path)))
+                    syscalls.fsconfig(
+                        fd, syscalls.FSCONFIG_SET_STRING, "lowerdir+", stack.enter_context(_short(path))
+                    )
             except OSError as error:
                 said = syscalls.fs_messages(fd)
                 if error.errno == errno.EINVAL and any("Unknown parameter" in line for line in said):
@@ -60,8 +69,12 @@ def create(lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str |
                 raise _refused(error, said, lowerdirs, upperdir) from error
             try:
                 if upperdir is not None and workdir is not None:
-                    syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, "upperdir", stack.enter_context(_short(upperdir)))
-                    syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, "workdir", stack.enter_context(_short(workdir)))
+                    syscalls.fsconfig(
+                        fd, syscalls.FSCONFIG_SET_STRING, "upperdir", stack.enter_context(_short(upperdir))
+                    )
+                    syscalls.fsconfig(
+                        fd, syscalls.FSCONFIG_SET_STRING, "workdir", stack.enter_context(_short(workdir))
+                    )
                 for option in form.options:
                     key, equals, value = option.partition("=")
                     if equals:
@@ -95,7 +108,8 @@ def check_count(lowers: int) -> None:
     """Raise LayerLimit when that many lower directories cannot be mounted."""
     if lowers > LOWER_LIMIT:
         raise LayerLimit(
-            f"overlay: {lowers} lower directories, the kernel mounts at most {LOWER_LIMIT}: squash the stack first",
+            f"overlay: {lowers} lower directories, the kernel mounts at most {LOWER_LIMIT}: squash the "
+            f"stack first",
             details={"layers": lowers, "limit": LOWER_LIMIT},
         )
 
@@ -119,26 +133,44 @@ def _short(path: str) -> Generator[str]:
 def _unsupported(error: OSError, said: Sequence[str], upperdir: str | None = None) -> OverlayUnsupported:
     sentence = "; ".join(said) or os.strerror(error.errno or 0)
     if error.errno in (errno.EPERM, errno.EACCES):
-        hint = "mounting needs CAP_SYS_ADMIN: run as root, in a user namespace, or in a container with cap_add SYS_ADMIN"
+        hint = (
+            "mounting needs CAP_SYS_ADMIN: run as root, in a user namespace, or in a container with "
+            "cap_add SYS_ADMIN"
+        )
     elif upperdir is not None and "upperdir" in sentence:
-        hint = f"{upperdir} must be on ext4, xfs, btrfs or tmpfs, not on another overlay or a network file system"
+        hint = (
+            f"{upperdir} must be on ext4, xfs, btrfs or tmpfs, not on another overlay or a network "
+            f"file system"
+        )
     else:
-        hint = "this kernel or this file system cannot mount it: try another kernel or a state directory on ext4"
+        hint = (
+            "this kernel or this file system cannot mount it: try another kernel or a state directory on ext4"
+        )
     return OverlayUnsupported(
-        f"overlay: {sentence} ({hint})", details={"errno": errno.errorcode.get(error.errno or 0, "?"), "kernel": list(said)}
+        f"overlay: {sentence} ({hint})",
+        details={"errno": errno.errorcode.get(error.errno or 0, "?"), "kernel": list(said)},
     )
 
 
-def _refused(error: OSError, said: Sequence[str], lowerdirs: Sequence[str], upperdir: str | None) -> Exception:
+def _refused(
+    error: OSError, said: Sequence[str], lowerdirs: Sequence[str], upperdir: str | None
+) -> Exception:
     if error.errno in (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP):
         return _unsupported(error, said, upperdir)
-    missing = next((path for path in (*lowerdirs, *([upperdir] if upperdir else [])) if not os.path.isdir(path)), None)
+    missing = next(
+        (path for path in (*lowerdirs, *([upperdir] if upperdir else [])) if not os.path.isdir(path)), None
+    )
     text = f"overlay: {os.strerror(error.errno or 0)}" + (f" ({'; '.join(said)})" if said else "")
     return OSError(error.errno, text, missing) if missing is not None else OSError(error.errno, text)
 
 
 def create_legacy(
-    lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str | None = None, *, form: Form, attributes: int = 0
+    lowerdirs: Sequence[str],
+    upperdir: str | None = None,
+    workdir: str | None = None,
+    *,
+    form: Form,
+    attributes: int = 0,
 ) -> int:
     """`create` by mount(2), for kernels before 6.8: a child in its own mount namespace mounts, and sends back
     a clone of the mount.
@@ -203,7 +235,12 @@ def in_use(upperdir: str, other_fs_dir: str) -> bool:
     """
     fd = syscalls.fsopen("overlay")
     try:
-        for key, value in (("lowerdir", other_fs_dir), ("upperdir", upperdir), ("workdir", other_fs_dir), ("index", "on")):
+        for key, value in (
+            ("lowerdir", other_fs_dir),
+            ("upperdir", upperdir),
+            ("workdir", other_fs_dir),
+            ("index", "on"),
+        ):
             with _short(value) as short:
                 syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, key, short)
         try:

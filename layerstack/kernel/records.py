@@ -30,7 +30,11 @@ def dump(body: dict[str, Any]) -> bytes:
     """Give the bytes of a record. `body` contains JSON values."""
     full = {"format": FORMAT, **body}
     return (
-        json.dumps({**full, "sha256": hashlib.sha256(_canonical(full)).hexdigest()}, separators=(",", ":"), ensure_ascii=True).encode()
+        json.dumps(
+            {**full, "sha256": hashlib.sha256(_canonical(full)).hexdigest()},
+            separators=(",", ":"),
+            ensure_ascii=True,
+        ).encode()
         + b"\n"
     )
 
@@ -61,7 +65,9 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
         raise wrong("the checksum does not match its content")
     del body["format"]
     if dump(body) != data:
-        raise wrong("the values and the checksum match, the spelling of the JSON differs from what was written")
+        raise wrong(
+            "the values and the checksum match, the spelling of the JSON differs from what was written"
+        )
     return body
 
 

@@ -152,7 +152,13 @@ def syscall(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) 
         raise OSError(errno.ENOSYS, f"{name}: no number known for {MACHINE}")
     converted: list[object] = [ctypes.c_long(number)]
     for a in args:
-        converted.append(ctypes.c_long(a) if isinstance(a, int) else ctypes.c_char_p(a) if a is None or isinstance(a, bytes) else a)
+        converted.append(
+            ctypes.c_long(a)
+            if isinstance(a, int)
+            else ctypes.c_char_p(a)
+            if a is None or isinstance(a, bytes)
+            else a
+        )
     result = int(libc.syscall(*converted))
     if result < 0:
         fail(name)
@@ -228,7 +234,13 @@ def capset(effective: int, permitted: int, inheritable: int) -> None:
     header = struct.pack("Ii", 0x20080522, 0)
     low, high = 0xFFFFFFFF, 32
     data = struct.pack(
-        "IIIIII", effective & low, permitted & low, inheritable & low, effective >> high, permitted >> high, inheritable >> high
+        "IIIIII",
+        effective & low,
+        permitted & low,
+        inheritable & low,
+        effective >> high,
+        permitted >> high,
+        inheritable >> high,
     )
     syscall("capset", header, data)
 
@@ -273,13 +285,22 @@ def reflink(target_fd: int, source_fd: int) -> bool:
     try:
         fcntl.ioctl(target_fd, FICLONE, source_fd)
     except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM):
+        if error.errno in (
+            errno.EOPNOTSUPP,
+            errno.EXDEV,
+            errno.EINVAL,
+            errno.ENOTTY,
+            errno.ENOSYS,
+            errno.EPERM,
+        ):
             return False
         raise
     return True
 
 
-def renameat2(old: str, new: str, flags: int, *, old_dir_fd: int = AT_FDCWD, new_dir_fd: int = AT_FDCWD) -> None:
+def renameat2(
+    old: str, new: str, flags: int, *, old_dir_fd: int = AT_FDCWD, new_dir_fd: int = AT_FDCWD
+) -> None:
     """renameat2(2), by default relative to the working directory; EEXIST with RENAME_NOREPLACE when `new`
     exists.
     """
@@ -301,7 +322,14 @@ def fsopen(fstype: str) -> int:
 
 def fsconfig(fd: int, command: int, key: str | None = None, value: str | None = None, aux: int = 0) -> None:
     """fsconfig(2); after a refusal fs_messages(fd) reads the kernel's message."""
-    syscall("fsconfig", fd, command, None if key is None else key.encode(), None if value is None else os.fsencode(value), aux)
+    syscall(
+        "fsconfig",
+        fd,
+        command,
+        None if key is None else key.encode(),
+        None if value is None else os.fsencode(value),
+        aux,
+    )
 
 
 def fs_messages(fd: int) -> list[str]:
@@ -347,7 +375,9 @@ def open_tree(path: str, flags: int = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC) -> in
         raise OSError(error.errno, error.strerror, path) from None
 
 
-def mount_setattr(path: str, attr_set: int = 0, attr_clr: int = 0, *, recursive: bool = False, dir_fd: int = AT_FDCWD) -> None:
+def mount_setattr(
+    path: str, attr_set: int = 0, attr_clr: int = 0, *, recursive: bool = False, dir_fd: int = AT_FDCWD
+) -> None:
     """mount_setattr(2); an empty path means the mount of `dir_fd` itself."""
     attributes = ctypes.create_string_buffer(struct.pack("QQQQ", attr_set, attr_clr, 0, 0), 32)
     flags = (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH)

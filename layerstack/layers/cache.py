@@ -94,13 +94,20 @@ class Layers:
             index, found = load_file(f"{stem}.index")
             digest = about["digest"].encode() + b"\n" if squashed else records.content(f"{stem}.digest")
         except FileNotFoundError as error:
-            raise StoreCorrupt(f"{error.filename}: missing", details={"file": error.filename, "layer_id": layer_id}) from None
+            raise StoreCorrupt(
+                f"{error.filename}: missing", details={"file": error.filename, "layer_id": layer_id}
+            ) from None
         mark = squashed_id(0, about["digest"], about["replaced"])[-8:] if squashed else about["digest"][:8]
         if digest != about["digest"].encode() + b"\n" or layer_id[-8:] != mark:
             wrong = f"{stem}.json" if squashed else f"{stem}.digest"
-            raise StoreCorrupt(f"{wrong}: does not match the id of layer {layer_id}", details={"file": wrong, "layer_id": layer_id})
+            raise StoreCorrupt(
+                f"{wrong}: does not match the id of layer {layer_id}",
+                details={"file": wrong, "layer_id": layer_id},
+            )
         if about.get("index_sha256", found) != found:  # layers made before this key existed do not have it
             wrong = f"{stem}.index"
-            raise StoreCorrupt(f"{wrong}: is the index of another layer", details={"file": wrong, "layer_id": layer_id})
+            raise StoreCorrupt(
+                f"{wrong}: is the index of another layer", details={"file": wrong, "layer_id": layer_id}
+            )
         version = about.get("version") or int(layer_id[1:].partition("-")[0])
         return Layer(LayerId(layer_id), tree, version, index, about)

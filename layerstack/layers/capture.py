@@ -80,7 +80,14 @@ class Fate(enum.Enum):
 
 
 class _Seal:
-    def __init__(self, tree: Tree, chain: Chain, keep: Callable[[str], bool], slack: int, is_input: Callable[[str], bool] | None) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        chain: Chain,
+        keep: Callable[[str], bool],
+        slack: int,
+        is_input: Callable[[str], bool] | None,
+    ) -> None:
         self.tree, self.chain, self.keep, self.slack, self.is_input = tree, chain, keep, slack, is_input
         self.dropped: list[str] = []
         self.linked: list[str] = []
@@ -172,7 +179,12 @@ class _Seal:
         merges = below is not None and below.kind == DIRECTORY
         opaque, children, gone = self._decide_opaque(path, tree.scan(path), merges=merges)
         cut = self.cut[path] = inside or opaque or not merges
-        stays = cut or bool(gone) or not equal(below, state) or (below is not None and self._retimed(path, state, below))
+        stays = (
+            cut
+            or bool(gone)
+            or not equal(below, state)
+            or (below is not None and self._retimed(path, state, below))
+        )
         retime = gone is not None
         for name, kind in children:
             cancel.check()
@@ -243,7 +255,12 @@ class _Seal:
             if under.links > 1 and under.kind == FILE == own.kind:
                 self.linked.append(path)
             return Fate.STAYS
-        if self.is_input is not None and under.times[1] < own.times[1] and own.kind == FILE and self.is_input(path):
+        if (
+            self.is_input is not None
+            and under.times[1] < own.times[1]
+            and own.kind == FILE
+            and self.is_input(path)
+        ):
             self.touched[path] = under.times[1], own.times[1]
             return Fate.STAYS
         self.tree.unlink(path)
@@ -286,11 +303,19 @@ class _Seal:
             remove(path)
             tree.set_times(above, state.times)
             below = self.chain.find(above)
-            if not above or tree.opaque(above) or below is None or not equal(below, state) or tree.scan(above):
+            if (
+                not above
+                or tree.opaque(above)
+                or below is None
+                or not equal(below, state)
+                or tree.scan(above)
+            ):
                 return
             path, remove = above, tree.rmdir
 
-    def _unopaque(self, path: str, children: Sequence[DirectoryEntry], names: set[str], gone: set[str]) -> list[DirectoryEntry]:
+    def _unopaque(
+        self, path: str, children: Sequence[DirectoryEntry], names: set[str], gone: set[str]
+    ) -> list[DirectoryEntry]:
         """Write whiteouts for the names that are gone, make their subdirectories opaque, then remove the
         opaque xattr. Returns the children still to be processed.
         """
@@ -323,11 +348,19 @@ class _Seal:
         if kind not in (DIRECTORY, FILE) or not (cut or self.chain.holder(path) is None):
             return False
         state = self.tree.state(path)
-        return tempnames.is_place(name, state.meta[0]) if kind == DIRECTORY else tempnames.is_file(name, state.times[1])
+        return (
+            tempnames.is_place(name, state.meta[0])
+            if kind == DIRECTORY
+            else tempnames.is_file(name, state.times[1])
+        )
 
     def _left_by_git(self, directory: str, path: str, kind: str, *, cut: bool) -> bool:
         """Check whether an entry is one that a killed git left in a git directory, in the same way."""
-        if kind not in (FILE, DIRECTORY) or path in self.filled or not (cut or self.chain.holder(path) is None):
+        if (
+            kind not in (FILE, DIRECTORY)
+            or path in self.filled
+            or not (cut or self.chain.holder(path) is None)
+        ):
             return False
         git = self.git.around(directory)
         return git is not None and git_leftovers.is_named_so(path[len(git) :].lstrip("/"), kind)

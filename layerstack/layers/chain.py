@@ -25,7 +25,9 @@ class Chain:
     shared between threads.
     """
 
-    def __init__(self, layers: Sequence[Layer], shelf: Shelf, form: Form, private: Sequence[Layer] = ()) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], shelf: Shelf, form: Form, private: Sequence[Layer] = ()
+    ) -> None:
         self._fill(tuple(layers), shelf, form, tuple(private))
         self._height: dict[str, int] = {layer.id: at for at, layer in enumerate(reversed(self.published))}
         """Height of each published layer, 0 = lowest. Shared with later chains, whose layers are higher than
@@ -35,7 +37,9 @@ class Chain:
         """Ids of the published layers, newest first."""
         self._drops = -1
 
-    def _fill(self, published: tuple[Layer, ...], shelf: Shelf, form: Form, private: tuple[Layer, ...]) -> None:
+    def _fill(
+        self, published: tuple[Layer, ...], shelf: Shelf, form: Form, private: tuple[Layer, ...]
+    ) -> None:
         self.private, self.published = private, published
         self.layers = private + published
         self.shelf, self.form = shelf, form
@@ -49,7 +53,11 @@ class Chain:
         """
         new = object.__new__(Chain)
         new._fill((layer, *self.published), self.shelf, self.form, ())
-        new._height = self._height if len(self._height) == len(self.published) else {each: self._height[each] for each in self.ids}
+        new._height = (
+            self._height
+            if len(self._height) == len(self.published)
+            else {each: self._height[each] for each in self.ids}
+        )
         new._height[layer.id] = len(self.published)
         new.ids = (layer.id, *self.ids)
         new._drops = self._drops
@@ -84,7 +92,8 @@ class Chain:
             lost = next((layer for layer in self.published if layer.gone), None)
             if lost is not None:
                 raise NotFound(
-                    f"layer {lost.id} of this version was replaced by a squash: only a version with a lease stays readable",
+                    f"layer {lost.id} of this version was replaced by a squash: only a version with a lease "
+                    f"stays readable",
                     reason="version_not_found",
                     details={"layer_id": lost.id},
                 )
@@ -164,10 +173,14 @@ class Chain:
         return best if ends else best + 1
 
     def directories(self, path: str) -> list[Layer]:
-        """List the layers that merge into the directory `path`, newest first; empty unless it is a directory."""
+        """List the layers that merge into the directory `path`, newest first; empty unless it is a directory."""  # noqa: E501
         top = self._top(parent(path))[0] if path else len(self.layers)
-        hits: list[tuple[int, Layer]] = [(rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None]
-        listed = [(rank, layer) for layer in self.shelf.listing(path) if (rank := self._rank(layer.id)) is not None]
+        hits: list[tuple[int, Layer]] = [
+            (rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None
+        ]
+        listed = [
+            (rank, layer) for layer in self.shelf.listing(path) if (rank := self._rank(layer.id)) is not None
+        ]
         hits += sorted(listed, key=lambda hit: hit[0])
         self._complete()
         merged: list[Layer] = []
@@ -204,7 +217,9 @@ class Chain:
         their indexes one by one.
         """
         last: bytes | None = None
-        for name, _, shown in heapq.merge(*(_listed(rank, layer, path) for rank, layer in enumerate(self.directories(path)))):
+        for name, _, shown in heapq.merge(
+            *(_listed(rank, layer, path) for rank, layer in enumerate(self.directories(path)))
+        ):
             if name != last and shown:
                 yield join(path, os.fsdecode(name))
             last = name
@@ -228,5 +243,7 @@ def _listed(rank: int, layer: Layer, path: str) -> Iterator[tuple[bytes, int, bo
         for child in layer.index.children(path):
             yield byte_order(child)[skip:], rank, layer.index[child].kind != WHITEOUT
         return
-    found = [(byte_order(name), rank, kind not in (WHITEOUT, SPECIAL)) for name, kind in layer.tree.scan(path)]
+    found = [
+        (byte_order(name), rank, kind not in (WHITEOUT, SPECIAL)) for name, kind in layer.tree.scan(path)
+    ]
     yield from found if all(one[0] < other[0] for one, other in itertools.pairwise(found)) else sorted(found)

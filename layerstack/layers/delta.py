@@ -92,7 +92,10 @@ class _DeltaWalk:
             if one.id != other.id:
                 break
             common += 1
-        self.outside: list[Layer] = [*old.layers[: len(old.layers) - common], *new.layers[: len(new.layers) - common]]
+        self.outside: list[Layer] = [
+            *old.layers[: len(old.layers) - common],
+            *new.layers[: len(new.layers) - common],
+        ]
         self.listed: dict[str, set[str]] = {}
         self.large: list[PackedIndex] = []
         for layer in self.outside:
@@ -118,7 +121,9 @@ class _DeltaWalk:
 
     def below(self, under: str) -> Iterator[Difference]:
         """Give the differences at or below a path."""
-        found, inside = self.compare(under, covered=any(self.covers(ancestor) for ancestor in ancestors(under)))
+        found, inside = self.compare(
+            under, covered=any(self.covers(ancestor) for ancestor in ancestors(under))
+        )
         if found is not None:
             yield found
         open_now = [] if inside is None else [self.content(inside)]
@@ -153,7 +158,10 @@ class _DeltaWalk:
         if directory.covered:
             some = [side.ordered(path) for side in directory.sides]
         else:
-            some = [iter(sorted(self.listed.get(path, ()), key=byte_order)), *(index.children(path) for index in self.large)]
+            some = [
+                iter(sorted(self.listed.get(path, ()), key=byte_order)),
+                *(index.children(path) for index in self.large),
+            ]
         last: str | None = None
         for child in heapq.merge(*some, key=byte_order):
             if child != last:
@@ -169,7 +177,9 @@ class _DeltaWalk:
         found: Difference | None = None
         if one is other:
             record = None if one is None else one.get(path)
-            sides: tuple[Chain, ...] = (self.old, self.new) if record is not None and record.kind == DIRECTORY else ()
+            sides: tuple[Chain, ...] = (
+                (self.old, self.new) if record is not None and record.kind == DIRECTORY else ()
+            )
         else:
             before = None if one is None else one.tree.state(path)
             after = None if other is None else other.tree.state(path)
@@ -185,7 +195,9 @@ class _DeltaWalk:
 
 def _has_another_time(before: State | None, after: State | None) -> bool:
     """Compare the times of two equal states. The time of a symlink is ignored."""
-    return before is not None and after is not None and after.kind != LINK and before.times[1] != after.times[1]
+    return (
+        before is not None and after is not None and after.kind != LINK and before.times[1] != after.times[1]
+    )
 
 
 class _ComparedPaths:
@@ -226,7 +238,9 @@ class Deltas:
         self._kept: OrderedDict[tuple[object, ...], _ComparedPaths] = OrderedDict()
 
     @contextlib.contextmanager
-    def paths(self, old: Chain, new: Chain, under: str, start: int, *, but: Chain | None = None) -> Generator[Iterator[str]]:
+    def paths(
+        self, old: Chain, new: Chain, under: str, start: int, *, but: Chain | None = None
+    ) -> Generator[Iterator[str]]:
         """Give `paths` from number `start` on; without those that are in `but` as in `new`."""
         layers = [() if chain is None else chain.layers for chain in (old, new, but)]
         key = (under, *(tuple(layer.id for layer in some) for some in layers))

@@ -43,7 +43,9 @@ class BlockListing:
     def at(self, path: str) -> list[Listed]:
         """List the records of a path, newest first."""
         found = self._listed.get(path, [])
-        large = [(rank, layer, rec) for rank, layer, index in self._large if (rec := index.get(path)) is not None]
+        large = [
+            (rank, layer, rec) for rank, layer, index in self._large if (rec := index.get(path)) is not None
+        ]
         return sorted([*found, *large], key=lambda listed: listed[0]) if large else found
 
     def source(self, path: str) -> Layer | None:

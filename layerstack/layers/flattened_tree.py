@@ -70,7 +70,9 @@ class FoldedTree:
         skip = len(path) + 1 if path else 0
         for child in self._listed.children(path):
             rank, _, rec = self._listed.at(child)[0]
-            if rank <= here.last and (rec.kind != WHITEOUT or (not here.cut and self._below.holder(child) is not None)):
+            if rank <= here.last and (
+                rec.kind != WHITEOUT or (not here.cut and self._below.holder(child) is not None)
+            ):
                 yield DirectoryEntry(child[skip:], rec.kind)
 
     def scan(self, path: str) -> Sequence[DirectoryEntry]:

@@ -27,7 +27,19 @@ _TEMPORARY = ("tmp_", ".tmp-")
 _HEAD = re.compile(rb"ref:\s*refs/|[0-9a-f]{40}")
 _HEAD_BYTES = 256
 _GITS_OWN = frozenset(
-    ("refs", "logs", "info", "objects", "reftable", "worktrees", "modules", "sequencer", "rebase-merge", "rebase-apply", "svn")
+    (
+        "refs",
+        "logs",
+        "info",
+        "objects",
+        "reftable",
+        "worktrees",
+        "modules",
+        "sequencer",
+        "rebase-merge",
+        "rebase-apply",
+        "svn",
+    )
 )
 """Directories of a git directory in which git takes locks. Others, such as `hooks`, `lfs`, `annex`, contain
 files of people and other programs.

@@ -37,10 +37,14 @@ def split_links(tree: Tree, chain: Chain, paths: Sequence[str]) -> tuple[Notice,
         if holder is None or state is None or len(notices) >= NOTICES_MAX:
             continue
         others = [
-            name for name in _names(holder, path, state.inode) if name != path and chain.holder(name) is holder and _shows_old(tree, name)
+            name
+            for name in _names(holder, path, state.inode)
+            if name != path and chain.holder(name) is holder and _shows_old(tree, name)
         ]
         if others:
-            notices.append(Notice("split_link", path, others=tuple(sorted(others, key=byte_order)[:NOTICES_MAX])))
+            notices.append(
+                Notice("split_link", path, others=tuple(sorted(others, key=byte_order)[:NOTICES_MAX]))
+            )
     return tuple(notices)
 
 

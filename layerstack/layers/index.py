@@ -43,7 +43,14 @@ class Layer:
     takes no memory.
     """
 
-    def __init__(self, layer_id: LayerId, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        layer_id: LayerId,
+        tree: Tree,
+        version: int,
+        index: Index | None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         self.id, self.tree, self.version, self.index = layer_id, tree, version, index
         self.about: Mapping[str, Any] = about or {}
         """Metadata: owner, agent, request_id, base_version, bytes."""
@@ -80,7 +87,13 @@ class Layer:
         """
         if "members" in self.about:
             return list(self.about["members"])
-        return [{"layer_id": self.id, "version": self.version, **{key: self.about.get(key) for key in MEMBER_KEYS[2:]}}]
+        return [
+            {
+                "layer_id": self.id,
+                "version": self.version,
+                **{key: self.about.get(key) for key in MEMBER_KEYS[2:]},
+            }
+        ]
 
     def paths(self) -> Iterator[str]:
         """Iterate over the listed paths in a fixed order of text or bytes; of a large layer one path at a
@@ -124,7 +137,10 @@ class Layer:
         """
         assert self.index is not None
         if len(index) > len(self.index):  # the shorter one is walked
-            return any(path in index and not (found.quiet and not index[path].covers) for path, found in self.index.items())
+            return any(
+                path in index and not (found.quiet and not index[path].covers)
+                for path, found in self.index.items()
+            )
         for path, rec in index.items():
             found = self.index.get(path)
             if found is not None and not (found.quiet and not rec.covers):
@@ -262,7 +278,9 @@ class Shelf:
         """
         if self.sub.get(path, 0) > version:
             return True
-        return bool(self.large) and any(layer.version > version and layer.get(path) is not None for layer in self.large)
+        return bool(self.large) and any(
+            layer.version > version and layer.get(path) is not None for layer in self.large
+        )
 
     def covered(self, path: str, version: int) -> bool:
         """Check whether a layer newer than `version` may have changed everything below `path` without listing
@@ -271,7 +289,8 @@ class Shelf:
         if self.cover.get(path, 0) > version:
             return True
         return bool(self.large) and any(
-            layer.version > version and (rec := layer.get(path)) is not None and rec.covers for layer in self.large
+            layer.version > version and (rec := layer.get(path)) is not None and rec.covers
+            for layer in self.large
         )
 
     def untouched(self, path: str, version: int) -> bool:

@@ -230,12 +230,17 @@ def build(
         return repr((meta, sorted(xattrs.items()))).encode()
 
     def directory(path: str, cut: bool) -> bool:
-        """Add a directory. `cut`: nothing of `below` is visible here. Returns whether that holds in it too."""
+        """Add a directory. `cut`: nothing of `below` is visible here. Returns whether that holds in it too."""  # noqa: E501
         state, opaque = tree.state(path), tree.opaque(path)
         under = below.find(path) if below is not None and not (opaque or cut) else None
         quiet = under is not None and under.kind == DIRECTORY and equal(under, state)
         rest = (b"o" if opaque else b"d") + attributes(state.meta, state.xattrs) if hashes else b""
-        out.add(IndexRow(path, record(DIRECTORY, quiet=quiet, opaque=opaque), state.meta[0], 0, None, state.times[1]), rest)
+        out.add(
+            IndexRow(
+                path, record(DIRECTORY, quiet=quiet, opaque=opaque), state.meta[0], 0, None, state.times[1]
+            ),
+            rest,
+        )
         return under is None or under.kind != DIRECTORY
 
     def leaf(path: str, kind: str) -> None:
@@ -339,7 +344,9 @@ def _unescape(raw: bytes) -> str:
 def _line(row: IndexRow) -> bytes:
     path, rec, mode, size, digest, _ = row
     flag = "q" if rec.quiet else "o" if rec.opaque else ""
-    return escaped(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode()
+    return (
+        escaped(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode()
+    )
 
 
 def _header(count: int, total: str) -> bytes:
@@ -388,7 +395,10 @@ def format_of(word: bytes, source: str) -> int:
     for known in (FORMAT, PLAIN_FORMAT):
         if word == b"%d" % known:
             return known
-    raise _corrupt(source, f"format {word.decode('ascii', 'replace')} is unknown; known formats are {PLAIN_FORMAT} and {FORMAT}")
+    raise _corrupt(
+        source,
+        f"format {word.decode('ascii', 'replace')} is unknown; known formats are {PLAIN_FORMAT} and {FORMAT}",
+    )
 
 
 def _body(data: bytes, source: str) -> tuple[bytes, bytes]:
@@ -456,7 +466,11 @@ def row_of(line: bytes) -> IndexRow:
     """
     path, mark, mode, size, digest = line.split(b"\t")
     return IndexRow(
-        _unescape(path), _MARKS[mark.decode()], int(mode, 8), int(size), None if digest == b"-" else bytes.fromhex(digest.decode())
+        _unescape(path),
+        _MARKS[mark.decode()],
+        int(mode, 8),
+        int(size),
+        None if digest == b"-" else bytes.fromhex(digest.decode()),
     )
 
 

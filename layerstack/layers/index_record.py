@@ -27,7 +27,12 @@ class IndexRecord(NamedTuple):
         return self.kind != DIRECTORY or self.opaque
 
 
-NUMBERED = tuple(IndexRecord(k, q, o) for k in (FILE, LINK, DIRECTORY, WHITEOUT) for q in (False, True) for o in (False, True))
+NUMBERED = tuple(
+    IndexRecord(k, q, o)
+    for k in (FILE, LINK, DIRECTORY, WHITEOUT)
+    for q in (False, True)
+    for o in (False, True)
+)
 _SHARED = {(found.kind, found.quiet, found.opaque): found for found in NUMBERED}
 _NUMBERS = {found: number for number, found in enumerate(NUMBERED)}
 

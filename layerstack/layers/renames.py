@@ -29,7 +29,9 @@ SIZE_MAX = 64 << 20
 class Renames:
     """Renames of one side; nothing is read before the first query."""
 
-    def __init__(self, base: Chain, tree: Callable[[str], State | None], listed: Callable[[], Iterable[str]]) -> None:
+    def __init__(
+        self, base: Chain, tree: Callable[[str], State | None], listed: Callable[[], Iterable[str]]
+    ) -> None:
         """`listed`: the paths where this side may differ from the base."""
         self._base, self._tree, self._listed = base, tree, listed
         self._added: dict[int, list[str]] | None = None

@@ -42,8 +42,15 @@ class Entry(NamedTuple):
 
 def not_a_file(path: str, kind: str, *, parent: str | None = None) -> NotAFile:
     """`kind` as the wire names it: Directory, Symlink, Other."""
-    where = f"{path}: {parent!r} on the way is a symlink" if parent is not None else f"{path}: is a {kind.lower()}"
-    return NotAFile(f"{where}; links are never followed" if kind == "Symlink" else where, details={"path": path, "kind": kind})
+    where = (
+        f"{path}: {parent!r} on the way is a symlink"
+        if parent is not None
+        else f"{path}: is a {kind.lower()}"
+    )
+    return NotAFile(
+        f"{where}; links are never followed" if kind == "Symlink" else where,
+        details={"path": path, "kind": kind},
+    )
 
 
 _DELETED, _OPAQUE, _CONTAINER, _SHOWN = "deleted", "opaque", "container", "shown"
@@ -94,7 +101,9 @@ class Snapshot:
             if stat.S_ISLNK(s.st_mode)
             else "other"
         )
-        return Entry(path, kind, stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, holder.id, full)
+        return Entry(
+            path, kind, stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, holder.id, full
+        )
 
     def stat(self, path: str) -> Entry | None:
         """Give the entry at `path` itself, or None.
@@ -126,7 +135,10 @@ class Snapshot:
         if entry is None:
             raise NotFound(f"{path}: no such directory in version {self.version}", details={"path": path})
         if entry.kind != "directory":
-            raise NotAFile(f"{path}: is a {entry.kind}, not a directory", details={"path": path, "kind": entry.kind.capitalize()})
+            raise NotAFile(
+                f"{path}: is a {entry.kind}, not a directory",
+                details={"path": path, "kind": entry.kind.capitalize()},
+            )
         found: list[Entry] = []
         for name in sorted(self.chain.names(path), key=byte_order):
             child = join(path, name)
@@ -165,7 +177,10 @@ class Snapshot:
         its entries is visible unless it is included too. Paths below a deleted one are not included.
         """
         layers = self.chain.layers[:-1]
-        if any(isinstance(layer.index, PackedIndex) for layer in layers) or sum(len(layer.index or ()) for layer in layers) > SMALL:
+        if (
+            any(isinstance(layer.index, PackedIndex) for layer in layers)
+            or sum(len(layer.index or ()) for layer in layers) > SMALL
+        ):
             yield from self._changed_one_by_one()
             return
         chain = self.chain

@@ -41,7 +41,12 @@ def dump(version: int, top: str) -> bytes:
     """Give the bytes of the file of a version. A layer id needs no escape in JSON."""
     canonical = b'{"schema_version":%d,"top":"%s","version":%d}' % (NAMED_SCHEMA, top.encode(), version)
     digest = hashlib.sha256(canonical).hexdigest().encode()
-    return b'{"schema_version":%d,"version":%d,"top":"%s","sha256":"%s"}\n' % (NAMED_SCHEMA, version, top.encode(), digest)
+    return b'{"schema_version":%d,"version":%d,"top":"%s","sha256":"%s"}\n' % (
+        NAMED_SCHEMA,
+        version,
+        top.encode(),
+        digest,
+    )
 
 
 def lost(data: bytes) -> bool:
@@ -65,12 +70,18 @@ def load(data: bytes, *, source: str) -> VersionRecord:
         manifest = Manifest.load(data, source=source)
         return VersionRecord(manifest.version, manifest.layers[0].layer_id, manifest.layers)
     if schema != NAMED_SCHEMA:
-        raise StoreCorrupt(f"{source}: schema_version is {schema!r}, known are 1 and {NAMED_SCHEMA}", details={"file": source})
+        raise StoreCorrupt(
+            f"{source}: schema_version is {schema!r}, known are 1 and {NAMED_SCHEMA}",
+            details={"file": source},
+        )
     version, top = body.get("version"), str(body.get("top"))
     if type(version) is not int or version < FIRST_VERSION or not is_layer_id(top):
         raise StoreCorrupt(f"{source}: names version {version!r} and layer {top!r}", details={"file": source})
     if dump(version, top) != data:
-        text = f"{source}: the checksum does not match its content, or the spelling of the JSON differs from what was written"
+        text = (
+            f"{source}: the checksum does not match its content, or the spelling of the JSON differs "
+            f"from what was written"
+        )
         raise StoreCorrupt(text, details={"file": source})
     return VersionRecord(version, LayerId(top), None)
 

@@ -42,7 +42,13 @@ class Fingerprint(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         mode = f"{self.mode or 0:04o}"
         if self.kind == "file":
-            return {"kind": "file", "digest": self.digest, "size": self.size, "mode": mode, "executable": bool(self.executable)}
+            return {
+                "kind": "file",
+                "digest": self.digest,
+                "size": self.size,
+                "mode": mode,
+                "executable": bool(self.executable),
+            }
         if self.kind == "symlink":
             return {"kind": "symlink", "target": os.fsencode(self.target or "").decode("utf-8", "replace")}
         if self.kind == "directory":
@@ -75,7 +81,12 @@ class TheirsLayer(NamedTuple):
     agent: str | None
 
     def to_json(self) -> dict[str, Any]:
-        return {"layer_id": self.layer_id, "manifest_version": self.manifest_version, "owner": self.owner, "agent": self.agent}
+        return {
+            "layer_id": self.layer_id,
+            "manifest_version": self.manifest_version,
+            "owner": self.owner,
+            "agent": self.agent,
+        }
 
 
 class Renamed(NamedTuple):
@@ -100,15 +111,23 @@ class TornUnit(NamedTuple):
     def hint(self) -> str:
         """Text that says how to resolve it. No single file of the unit is to be redone alone."""
         if self.name != "git":
-            return "make your changes again in a new session, with the program that wrote them; yours stay readable where they are"
+            return (
+                "make your changes again in a new session, with the program that wrote them; yours stay "
+                "readable where they are"
+            )
         span = "--root HEAD" if self.base_commit is None else f"{self.base_commit}.."
         return (
-            f"commit all of yours where it is, then `git format-patch --stdout {span} > mine.mbox`; bring that file into a new session (file_read"
-            " in yours, file_write there), which has theirs: `git am mine.mbox`, delete the file, publish; or commit in a `git worktree` of your own"
+            f"commit all of yours where it is, then `git format-patch --stdout {span} > mine.mbox`; bring "
+            f"that file into a new session (file_read"
+            " in yours, file_write there), which has theirs: `git am mine.mbox`, delete the file, publish; "
+            "or commit in a `git worktree` of your own"
         )
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"name": self.name, "members": [path_json(path) for path in self.members[:MEMBERS_SHOWN]]}
+        found: dict[str, Any] = {
+            "name": self.name,
+            "members": [path_json(path) for path in self.members[:MEMBERS_SHOWN]],
+        }
         if len(self.members) > MEMBERS_SHOWN:
             found["member_count"] = len(self.members)
         if self.base_commit is not None:
@@ -160,12 +179,14 @@ class Notice(NamedTuple):
 
     kept            the head's entry, in a directory that ours deleted and made again
     dropped         the head's entry, with a directory that ours deleted
-    replaced        an ignored path, or unit, that both sides changed: ours stays; `theirs` is in earlier versions only
-    derived         byte code or a tool's cache that both sides changed: the head's stays; `number` of such paths,
+    replaced        an ignored path, or unit, that both sides changed: ours stays; `theirs` is in earlier
+    versions only derived         byte code or a tool's cache that both sides changed: the head's stays;
+    `number` of such paths,
                     the first is named
     rename_rename   both sides renamed one entry of the base, `renamed` says to what: the head has both
     split_link      one name of a hard link got a content of its own; `others` have the old one
-    built_on        about the whole publication: ours was made on `version`; the head has other content in `unseen`,
+    built_on        about the whole publication: ours was made on `version`; the head has other content in
+    `unseen`,
                     inputs of builds
     rules_refused   a `.gitignore` of the base version is beyond the limits: its paths count as source
     """
@@ -188,7 +209,10 @@ class Notice(NamedTuple):
     """
 
     def to_json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"kind": self.kind, **(path_json(self.path) if self.version is None else {"version": self.version})}
+        out: dict[str, Any] = {
+            "kind": self.kind,
+            **(path_json(self.path) if self.version is None else {"version": self.version}),
+        }
         if self.theirs is not None:
             out["theirs_layer"] = self.theirs.to_json()
         for key, value in (("unit", self.unit), ("count", self.number), ("more", self.more)):

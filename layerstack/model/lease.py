@@ -78,7 +78,12 @@ class Leases:
             self._waiting += 1
             try:
                 self._lock.wait_for(
-                    lambda: not any(lease.kind == READER and not wanted.isdisjoint(lease.layer_ids) for lease in self._held.values()),
+                    lambda: (
+                        not any(
+                            lease.kind == READER and not wanted.isdisjoint(lease.layer_ids)
+                            for lease in self._held.values()
+                        )
+                    ),
                     timeout_s,
                 )
             finally:
@@ -87,4 +92,6 @@ class Leases:
 
 def holders(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
     """The leases that end with the publish of a session, or of a draft."""
-    return tuple(f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None)
+    return tuple(
+        f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None
+    )

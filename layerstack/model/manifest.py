@@ -21,7 +21,10 @@ LOWER_LIMIT = 500
 """Most lower directories of one mount. Source: OVL_MAX_STACK, fs/overlayfs/params.h."""
 
 _ID = re.compile(r"B000001-base|[LS][0-9]{6,}-[0-9a-f]{8}")
-_WRITTEN = re.compile(rb'\{"schema_version":1,"version":([1-9][0-9]{0,17}),"layers":\[(\{.*\})\],"sha256":"[0-9a-f]{64}"\}\n', re.DOTALL)
+_WRITTEN = re.compile(
+    rb'\{"schema_version":1,"version":([1-9][0-9]{0,17}),"layers":\[(\{.*\})\],"sha256":"[0-9a-f]{64}"\}\n',
+    re.DOTALL,
+)
 _WRITTEN_LAYER = re.compile(r'\{"layer_id":"(B000001-base|[LS][0-9]{6,}-[0-9a-f]{8})","path":"[^"]*"\}')
 
 
@@ -148,11 +151,14 @@ class Manifest(NamedTuple):
         if isinstance(value, dict):
             stored: Any = value.pop("sha256", None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             if stored != hashlib.sha256(_canonical(value)).hexdigest():  # pyright: ignore[reportUnknownArgumentType]
-                raise StoreCorrupt(f"{source}: the checksum does not match its content", details={"file": source})
+                raise StoreCorrupt(
+                    f"{source}: the checksum does not match its content", details={"file": source}
+                )
         found = cls.from_json(cast(object, value), source=source)
         if found.dump() != data:
             raise StoreCorrupt(
-                f"{source}: the values and the checksum match, the spelling of the JSON differs from what was written",
+                f"{source}: the values and the checksum match, the spelling of the JSON differs from what "
+                f"was written",
                 details={"file": source},
             )
         return found
@@ -196,7 +202,12 @@ def dump_listed(version: int, layers: bytes) -> bytes:
     """
     canonical = b'{"layers":[%s],"schema_version":%d,"version":%d}' % (layers, SCHEMA_VERSION, version)
     digest = hashlib.sha256(canonical).hexdigest().encode()
-    return b'{"schema_version":%d,"version":%d,"layers":[%s],"sha256":"%s"}\n' % (SCHEMA_VERSION, version, layers, digest)
+    return b'{"schema_version":%d,"version":%d,"layers":[%s],"sha256":"%s"}\n' % (
+        SCHEMA_VERSION,
+        version,
+        layers,
+        digest,
+    )
 
 
 def _load_written(data: bytes) -> Manifest | None:

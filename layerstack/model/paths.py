@@ -20,7 +20,9 @@ def check(path: str) -> str:
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        raise InvalidPath(f"path {path!r} holds a character that a file name cannot hold", details={"path": ascii(path)}) from None
+        raise InvalidPath(
+            f"path {path!r} holds a character that a file name cannot hold", details={"path": ascii(path)}
+        ) from None
     for name in path.split("/"):
         if name in ("", ".", ".."):
             raise InvalidPath(f"path {path!r} holds the name {name!r}", details={"path": path})

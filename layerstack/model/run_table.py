@@ -19,7 +19,9 @@ FILE_MAX = 1 << 15
 SPECIAL_BITS = 0o6000
 
 _ROW = re.compile(rb"([^\0]+)\0([fd]) ([0-7]{1,4}) ([0-9]{1,5}) (-?[0-9]{1,20}) ([0-9a-f]{64}|-)\n")
-_TABLE = re.compile(rb"(?:[^\0]+\0(?:f [0-7]{1,4} [0-9]{1,5} -?[0-9]{1,20} [0-9a-f]{64}|d [0-7]{1,4} 0 -?[0-9]{1,20} -)\n)+")
+_TABLE = re.compile(
+    rb"(?:[^\0]+\0(?:f [0-7]{1,4} [0-9]{1,5} -?[0-9]{1,20} [0-9a-f]{64}|d [0-7]{1,4} 0 -?[0-9]{1,20} -)\n)+"
+)
 
 
 class RunRow(NamedTuple):
@@ -40,5 +42,6 @@ def rows_of(table: bytes | memoryview) -> list[RunRow] | None:
     if _TABLE.fullmatch(raw) is None:
         return None
     return [
-        RunRow(path, kind == b"d", int(mode, 8), int(size), int(ns), digest) for path, kind, mode, size, ns, digest in _ROW.findall(raw)
+        RunRow(path, kind == b"d", int(mode, 8), int(size), int(ns), digest)
+        for path, kind, mode, size, ns, digest in _ROW.findall(raw)
     ]

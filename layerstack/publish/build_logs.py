@@ -1,7 +1,9 @@
-"""Build logs that overrule the times of files: ninja's says of an output when it was made, and for a rule with `restat` ninja goes by that alone.
+"""Build logs that overrule the times of files: ninja's says of an output when it was made, and for a rule
+with `restat` ninja goes by that alone.
 
-Where a session has not seen inputs that the head has, its log would vouch for outputs that were made without them. So the head's log stays,
-or none: ninja then makes again what this session made, as it would for the outputs' times.
+Where a session has not seen inputs that the head has, its log would vouch for outputs that were made without
+them. So the head's log stays, or none: ninja then makes again what this session made, as it would for the
+outputs' times.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ if TYPE_CHECKING:
 NAMES = frozenset({".ninja_log"})
 
 
-def leave_out(stack: Stack, planned: MergePlan, index: Index, ignored: Ignored, version: int, head: Manifest) -> MergePlan:
-    """The plan of work on `version` without its build logs, if the head has inputs that it did not see. Cost: a look at each path of the work."""
+def leave_out(
+    stack: Stack, planned: MergePlan, index: Index, ignored: Ignored, version: int, head: Manifest
+) -> MergePlan:
+    """The plan of work on `version` without its build logs, if the head has inputs that it did not see. Cost:
+    a look at each path of the work.
+    """
     found = [path for path in _logs(index) if index[path].kind == FILE and ignored(path, False)]
     if not found or planned.conflicts:
         return planned
@@ -35,7 +41,8 @@ def leave_out(stack: Stack, planned: MergePlan, index: Index, ignored: Ignored, 
     edits = [edit for edit in planned.edits if edit.path not in found]
     notices = [notice for notice in planned.notices if notice.path not in found]
     return planned._replace(
-        edits=(*edits, *(Drop(path) for path in found)), notices=(*notices, *(Notice("derived", path, number=1) for path in found))
+        edits=(*edits, *(Drop(path) for path in found)),
+        notices=(*notices, *(Notice("derived", path, number=1) for path in found)),
     )
 
 

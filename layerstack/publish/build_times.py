@@ -1,9 +1,11 @@
-"""Fresh builds: no tool that builds by time takes an output for fresh that was made from text that has been replaced (ADR 0048).
+"""Fresh builds: no tool that builds by time takes an output for fresh that was made from text that has been
+replaced (ADR 0048).
 
-A session's outputs were made from what its base version shows. When it is published on a head that moved, its inputs get times from the
-moment of the publication on, so that whatever the head's outputs were made of is older; and its outputs get times below those of the
-inputs that it had not seen, so that they are made again. Order among the ones and the others is kept. Times decide nothing else: they
-are no part of a state, of a digest, or of a conflict.
+A session's outputs were made from what its base version shows. When it is published on a head that moved, its
+inputs get times from the moment of the publication on, so that whatever the head's outputs were made of is
+older; and its outputs get times below those of the inputs that it had not seen, so that they are made again.
+Order among the ones and the others is kept. Times decide nothing else: they are no part of a state, of a
+digest, or of a conflict.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Survey(NamedTuple):
     """Modification time of each row in ns, as it was before this module changed any."""
     own: LayerTimes
     newest_made: int
-    """The newest file on the source route that neither `file_write` or `file_edit` wrote nor a merge made; 0: there is none."""
+    """The newest file on the source route that neither `file_write` or `file_edit` wrote nor a merge made; 0:
+    there is none.
+    """
     old: bool
     """True if an input that the base has with other content has a time from before the base was published."""
     written: tuple[str, ...]
@@ -75,7 +79,9 @@ class Standing(NamedTuple):
 
 
 def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] = ()) -> Survey:
-    """Look at each row once. `edits`: those that `tree` is the outcome of. Cost: a decision of the ignore rules for each row."""
+    """Look at each row once. `edits`: those that `tree` is the outcome of. Cost: a decision of the ignore
+    rules for each row.
+    """
     base, roles, since_ns = work.base, work.roles, work.since_ns
     brought = {edit.path for edit in edits if isinstance(edit, Bring)}
     merged = {edit.path for edit in edits if isinstance(edit, Write)}
@@ -119,7 +125,12 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
                     oldest = mtime if oldest is None or mtime < oldest else oldest
                     if ignored and path in roles.written:
                         written.append(path)
-                    if not ignored and mtime > newest_made and path not in roles.written and path not in merged:
+                    if (
+                        not ignored
+                        and mtime > newest_made
+                        and path not in roles.written
+                        and path not in merged
+                    ):
                         newest_made = mtime
             elif kind == LINK and not ignored:
                 removes = removes or base.find(path) is not None  # what it leads to may be of any time
@@ -154,7 +165,9 @@ def notices(stack: Stack, seen: Survey, work: Standing, head: Manifest) -> tuple
 
 
 class Settled:
-    """The times that work got for one head. `undo` gives it those of before; `again` settles for a later head, under the lock."""
+    """The times that work got for one head. `undo` gives it those of before; `again` settles for a later
+    head, under the lock.
+    """
 
     def __init__(self, stack: Stack, tree: DiskTree, indexed: Indexed, seen: Survey, work: Standing) -> None:
         self._stack, self._tree, self._indexed, self._seen, self._work = stack, tree, indexed, seen, work
@@ -185,7 +198,9 @@ class Settled:
         self._settle(over, newest_in(layers), self._bound_of(over, unseen, newer))
 
     def again(self, head: Manifest, planned_on: int) -> None:
-        """The same once more where layers that are newer than version `planned_on` ask for it. Raises OSError."""
+        """The same once more where layers that are newer than version `planned_on` ask for it. Raises
+        OSError.
+        """
         layers = self._stack.layers.of(head)
         newer = [layer for layer in layers if layer.version > planned_on]
         unseen = [times_of(self._stack, layer) for layer in newer]
@@ -210,7 +225,9 @@ class Settled:
     # what is done
 
     def _settle(self, head: Chain, later_than: int, bound: int | None) -> None:
-        """Inputs become newer than the time `later_than`, outputs older than the second that `bound` is in: some tools know no less."""
+        """Inputs become newer than the time `later_than`, outputs older than the second that `bound` is in:
+        some tools know no less.
+        """
         inputs, outputs, roles = set[int](), set[int](), bytearray(self._seen.roles)
         limit, kept_below = 0 if bound is None else below(bound), 0
         for at, row in enumerate(self._indexed.rows):
@@ -235,10 +252,14 @@ class Settled:
         self._first, self._bound = (first(raised[0]) if inputs else None), bound
         if inputs:
             oldest = None if self._seen.own.oldest_input is None else first(raised[0])
-            self.own = self._seen.own._replace(oldest_input=oldest, newest=max(self._seen.own.newest, first(raised[-1])))
+            self.own = self._seen.own._replace(
+                oldest_input=oldest, newest=max(self._seen.own.newest, first(raised[-1]))
+            )
 
     def _folder(self, at: int, path: str, mtime: int, head: Chain) -> int:
-        """A directory that got or lost names here is an input or an output; one that is a mere container gets the head's time."""
+        """A directory that got or lost names here is an input or an output; one that is a mere container gets
+        the head's time.
+        """
         b = self._work.base.find(path)
         if b is None or b.kind != DIRECTORY or b.times[1] != mtime:
             return _OUTPUT if self._seen.roles[at] == _OUTPUT_FOLDER else _INPUT
@@ -248,11 +269,18 @@ class Settled:
         return _NOTHING
 
     def _raise_old(self) -> None:
-        """Rule 7: on a head that did not move, inputs that came with a time from before the base was published."""
+        """Rule 7: on a head that did not move, inputs that came with a time from before the base was
+        published.
+        """
         base, since, seen = self._work.base, self._work.since_ns, self._seen
         old: dict[int, int] = {}
         for at, row in enumerate(self._indexed.rows):
-            if seen.roles[at] == _INPUT and seen.times[at] <= since and not row.record.quiet and base.find(row.path) is not None:
+            if (
+                seen.roles[at] == _INPUT
+                and seen.times[at] <= since
+                and not row.record.quiet
+                and base.find(row.path) is not None
+            ):
                 old[at] = seen.times[at]
         ranks = array("q", sorted(set(old.values())))
         first = spread(ranks, since + 1, min(time.time_ns(), since + MILLISECOND * (1 + len(ranks))))
@@ -309,7 +337,9 @@ class Settled:
 
         The caller holds the lock, and a commit follows.
         """
-        changed = (self._tree.full(row.path) for at, row in enumerate(self._indexed.rows) if self._changed[at])
+        changed = (
+            self._tree.full(row.path) for at, row in enumerate(self._indexed.rows) if self._changed[at]
+        )
         if not fsync.keeps_order(self._stack.root):
             fsync.sync_files(self._stack.root, changed, ())
 
@@ -321,5 +351,7 @@ class Settled:
             for at, row in enumerate(self._indexed.rows):
                 if self._changed[at] and abs(self._seen.times[at]) < _FAR:
                     full = self._tree.full(row.path)
-                    os.utime(full, ns=(os.lstat(full).st_atime_ns, self._seen.times[at]), follow_symlinks=False)
+                    os.utime(
+                        full, ns=(os.lstat(full).st_atime_ns, self._seen.times[at]), follow_symlinks=False
+                    )
             self._changed = bytearray(len(self._changed))

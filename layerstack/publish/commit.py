@@ -1,4 +1,6 @@
-"""The one moment of a publish or a squash that everybody waits for: layers are renamed in, and the manifest that names them becomes the head."""
+"""The one moment of a publish or a squash that everybody waits for: layers are renamed in, and the manifest
+that names them becomes the head.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ HEAD, NUMBERED = ".manifest", ".version"
 
 
 class CommitUnsynced(OSError):
-    """The head names the layer, but the directory that says so could not be synced: a power cut may still undo it."""
+    """The head names the layer, but the directory that says so could not be synced: a power cut may still
+    undo it.
+    """
 
     published: Published
 
@@ -38,7 +42,8 @@ class Arrival(NamedTuple):
 
 
 def write_new(stem: str, manifest: Manifest) -> None:
-    """The two files of a version that is to be the head, the bytes of HEAD on their way, those of NUMBERED left to the kernel: see `layerstack.layers.version_files`.
+    """The two files of a version that is to be the head, the bytes of HEAD on their way, those of NUMBERED
+    left to the kernel: see `layerstack.layers.version_files`.
 
     Raises OSError.
     """
@@ -46,8 +51,11 @@ def write_new(stem: str, manifest: Manifest) -> None:
     fsync.write_unsynced(stem + NUMBERED, version_files.dump(manifest.version, manifest.layers[0].layer_id))
 
 
-def commit(stack: Stack, manifest: Manifest, arrivals: Sequence[Arrival], stem: str, *, written: bool) -> None:
-    """Rename prepared layers in and make `manifest` the head; the caller holds the store's lock. On an error everything is renamed back.
+def commit(
+    stack: Stack, manifest: Manifest, arrivals: Sequence[Arrival], stem: str, *, written: bool
+) -> None:
+    """Rename prepared layers in and make `manifest` the head; the caller holds the store's lock. On an error
+    everything is renamed back.
 
     Args:
         stem: a path in staging, with HEAD and NUMBERED for the files that `write_new` writes.
@@ -70,7 +78,9 @@ def commit(stack: Stack, manifest: Manifest, arrivals: Sequence[Arrival], stem: 
             undo.callback(_metadata_back, root, arrival)
             for suffix in arrival.suffixes:
                 os.rename(arrival.stem + suffix, f"{root}/.layer-metadata/{arrival.layer.id}{suffix}")
-        fsync.fsync_dirs(root, [f"{root}/.layer-metadata"], followed=True)  # it says whose work an unnamed layer is
+        fsync.fsync_dirs(
+            root, [f"{root}/.layer-metadata"], followed=True
+        )  # it says whose work an unnamed layer is
         for layer, tree_root, *_ in arrivals:
             step("commit.rename_layer")
             fsync.rename_new(tree_root, f"{root}/layers/{layer.id}")
@@ -99,12 +109,17 @@ def commit(stack: Stack, manifest: Manifest, arrivals: Sequence[Arrival], stem: 
         step("commit.fsync_manifest")
         stack.settle_head()
     except OSError as error:
-        raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
+        raise CommitUnsynced(
+            error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root
+        ) from error
 
 
-def give_back_layer(root: str, layer_id: str, *, keep: bool = False, remove: Callable[[str], None] = discard) -> None:
-    """If the layer, which no manifest names, is a session's only copy of its work, it goes back into that session's folder, where recovery
-    makes a draft of it. Anything else is a copy made for the publish, and goes.
+def give_back_layer(
+    root: str, layer_id: str, *, keep: bool = False, remove: Callable[[str], None] = discard
+) -> None:
+    """If the layer, which no manifest names, is a session's only copy of its work, it goes back into that
+    session's folder, where recovery makes a draft of it. Anything else is a copy made for the publish, and
+    goes.
 
     Args:
         keep: it is not known which layers are named: only a session's own work goes back.

@@ -1,7 +1,7 @@
 """The decision table: one path, three states. Pure but for the reading of content that the states do.
 
-The session and the head both differ from the base and from each other when `decide` is asked; what only one side changed is not its
-business. Content, attributes and each xattr are merged independently of each other.
+The session and the head both differ from the base and from each other when `decide` is asked; what only one
+side changed is not its business. Content, attributes and each xattr are merged independently of each other.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ def pick(base: T, ours: T, head: T) -> tuple[bool, T]:
     return base == ours, head
 
 
-def _files(base: State | None, ours: State, head: State, adjacent: bool) -> tuple[str | None, str | bytes, tuple[Hunk, ...]]:
-    """Both are files of different content: (class of the conflict or None, content, hunks). Without a base file both sides made the file, and
-    the base counts as empty."""
+def _files(
+    base: State | None, ours: State, head: State, adjacent: bool
+) -> tuple[str | None, str | bytes, tuple[Hunk, ...]]:
+    """Both are files of different content: (class of the conflict or None, content, hunks). Without a base
+    file both sides made the file, and the base counts as empty.
+    """
     if same(base, head) if base is not None else head.size == 0:
         return None, "ours", ()
     if same(base, ours) if base is not None else ours.size == 0:
@@ -55,7 +58,9 @@ def _files(base: State | None, ours: State, head: State, adjacent: bool) -> tupl
     return None, "ours" if content == three[1] else "head" if content == three[2] else content, ()
 
 
-def decide(base: State | None, ours: State | None, head: State | None, rules: PublishRules = DEFAULT) -> Verdict:
+def decide(
+    base: State | None, ours: State | None, head: State | None, rules: PublishRules = DEFAULT
+) -> Verdict:
     """Merge one path that the session and the head both changed, differently."""
     if ours is None:
         return Verdict("delete_modify")
@@ -83,7 +88,9 @@ def decide(base: State | None, ours: State | None, head: State | None, rules: Pu
         wrong.append("mode")
     xattrs: dict[str, bytes] = {}
     for name in sorted({*ours.xattrs, *head.xattrs}):
-        ok, value = pick(None if like is None else like.xattrs.get(name), ours.xattrs.get(name), head.xattrs.get(name))
+        ok, value = pick(
+            None if like is None else like.xattrs.get(name), ours.xattrs.get(name), head.xattrs.get(name)
+        )
         if not ok:
             wrong.append("xattr")
             break

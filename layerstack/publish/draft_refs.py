@@ -24,7 +24,9 @@ from layerstack.tree.disk import DiskTree
 from layerstack.tree.memory import MemoryTree
 
 LAYERS_KEPT = 2
-"""Drafts whose list of paths is remembered, so that the pages of a comparison do not look at each entry again."""
+"""Drafts whose list of paths is remembered, so that the pages of a comparison do not look at each entry
+again.
+"""
 
 
 def all_of(stack: Stack) -> list[Draft]:
@@ -35,7 +37,9 @@ def all_of(stack: Stack) -> list[Draft]:
 def get(stack: Stack, draft_id: str) -> Draft:
     """Raises NotFound, reason draft_not_found."""
     if draft_id in stack.draft_table.consumed:
-        raise NotFound(f"draft {draft_id!r} was published", reason="draft_not_found", details={"draft_id": draft_id})
+        raise NotFound(
+            f"draft {draft_id!r} was published", reason="draft_not_found", details={"draft_id": draft_id}
+        )
     return drafts.load(stack, draft_id)
 
 
@@ -47,7 +51,9 @@ def preview(stack: Stack, draft_id: str) -> Preview:
         assert isinstance(layer.tree, DiskTree)
         tree = MemoryTree.load(layer.tree)
         dropped, linked, _ = seal(tree, base)
-        found = preview_tree(stack, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id))
+        found = preview_tree(
+            stack, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id)
+        )
         return found._replace(notices=(*found.notices, *split_links(tree, base, linked)))
     finally:
         stack.release(lease)
@@ -70,16 +76,22 @@ def discard(stack: Stack, draft_id: str) -> int:
 
 
 def _size(stack: Stack, draft_id: str) -> int:
-    """Bytes of a draft; of one that is set apart, by looking at its files: to discard it is a way to settle it."""
+    """Bytes of a draft; of one that is set apart, by looking at its files: to discard it is a way to settle
+    it.
+    """
     try:
         return get(stack, draft_id).bytes
     except StoreCorrupt:
         found = os.walk(f"{drafts.folder_of(stack, draft_id)}/layer")
-        return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in found for name in names)
+        return sum(
+            os.lstat(os.path.join(folder, name)).st_size for folder, _, names in found for name in names
+        )
 
 
 def consume(stack: Stack, draft_id: str) -> None:
-    """Its work was published with a session that stood on it: it goes with the last session that uses it, or at the next open."""
+    """Its work was published with a session that stood on it: it goes with the last session that uses it, or
+    at the next open.
+    """
     with stack.lock, fsync.best_effort():
         if stack.draft_table.users.get(draft_id):
             stack.draft_table.consumed.add(draft_id)
@@ -88,7 +100,8 @@ def consume(stack: Stack, draft_id: str) -> None:
 
 
 def stand_on(stack: Stack, draft_id: str, holder: str) -> tuple[Manifest, Layer, Lease]:
-    """The draft's base, its work as a private layer, and a lease on the base, for one user more; until `leave`, and the lease's release.
+    """The draft's base, its work as a private layer, and a lease on the base, for one user more; until
+    `leave`, and the lease's release.
 
     Raises NotFound. Cost: O(entries of the draft), outside the store's lock.
     """
@@ -106,7 +119,9 @@ def stand_on(stack: Stack, draft_id: str, holder: str) -> tuple[Manifest, Layer,
 
 
 def layer_of(stack: Stack, draft: Draft, manifest: Manifest) -> Layer:
-    """Its work as a private layer on `manifest`, its base. Cost: O(entries of the draft), but for the last few that were asked for."""
+    """Its work as a private layer on `manifest`, its base. Cost: O(entries of the draft), but for the last
+    few that were asked for.
+    """
     key = (draft.draft_id, *manifest.layer_ids)
     with stack.lock:
         layer = stack.draft_table.layers.get(key)

@@ -1,9 +1,11 @@
 """Drafts: captured work that was not published, kept with its base until it is published or discarded.
 
     drafts/<id>/draft.json    base version and its layers (the lease), origin, reason
-    drafts/<id>/layer/        the sealed work, immutable: a session opened from it mounts it as a private layer
+    drafts/<id>/layer/        the sealed work, immutable: a session opened from it mounts it as a private
+    layer
 
-`draft.json` is durable before the work is renamed in: a folder without `layer` is the start of a draft whose work is still elsewhere.
+`draft.json` is durable before the work is renamed in: a folder without `layer` is the start of a draft whose
+work is still elsewhere.
 """
 
 from __future__ import annotations
@@ -64,7 +66,16 @@ def new_id() -> str:
     return f"draft-{os.urandom(8).hex()}"
 
 
-def keep(stack: Stack, work: Work, *, origin: str, request_id: str | None, agent: str | None, reason: str, upper: str) -> Draft:
+def keep(
+    stack: Stack,
+    work: Work,
+    *,
+    origin: str,
+    request_id: str | None,
+    agent: str | None,
+    reason: str,
+    upper: str,
+) -> Draft:
     """Make a draft of sealed work: its tree is renamed, not copied. Durable on return.
 
     Raises:
@@ -80,7 +91,9 @@ def keep(stack: Stack, work: Work, *, origin: str, request_id: str | None, agent
         time.time_ns() // 1_000_000,
         work.indexed.changes,
         work.indexed.size_bytes,
-        stack.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place
+        stack.layer_ids_at(
+            work.version
+        ),  # those of the base's chain, or what a squash has put in their place
         upper,
         work.indexed.digest,
         FORMAT,
@@ -107,7 +120,9 @@ def keep(stack: Stack, work: Work, *, origin: str, request_id: str | None, agent
             raise
     except BaseException:
         with fsync.best_effort():
-            if os.path.lexists(f"{folder}/layer"):  # the only copy of the work: it could not be put back, and is a draft from now on
+            if os.path.lexists(
+                f"{folder}/layer"
+            ):  # the only copy of the work: it could not be put back, and is a draft from now on
                 adopt(stack, draft)
             else:
                 fsync.remove_tree(folder)
@@ -116,7 +131,8 @@ def keep(stack: Stack, work: Work, *, origin: str, request_id: str | None, agent
 
 
 def rewrite(stack: Stack, draft: Draft, layer_ids: tuple[str, ...]) -> None:
-    """Let the draft name other layers that show the same; the caller syncs its folder. It is the old document or the new one.
+    """Let the draft name other layers that show the same; the caller syncs its folder. It is the old document
+    or the new one.
 
     Raises:
         OSError: the disk refused; the draft is as before.
@@ -135,7 +151,9 @@ def hold(stack: Stack, draft: Draft) -> None:
     """Lease the draft's base for as long as the draft is there; once more when its layers were replaced."""
     with stack.lock:
         held = stack.draft_table.leases.get(draft.draft_id)
-        stack.draft_table.leases[draft.draft_id] = stack.leases.take(f"draft {draft.draft_id}", draft.base_version, draft.layer_ids)
+        stack.draft_table.leases[draft.draft_id] = stack.leases.take(
+            f"draft {draft.draft_id}", draft.base_version, draft.layer_ids
+        )
         if held is not None:
             stack.release(held)
 
@@ -163,7 +181,11 @@ def load(stack: Stack, draft_id: str) -> Draft:
     """
     folder = folder_of(stack, draft_id)
     if not _ID.fullmatch(draft_id) or not os.path.isdir(f"{folder}/layer"):
-        raise NotFound(f"draft {draft_id!r} is not in this store", reason="draft_not_found", details={"draft_id": draft_id})
+        raise NotFound(
+            f"draft {draft_id!r} is not in this store",
+            reason="draft_not_found",
+            details={"draft_id": draft_id},
+        )
     path = f"{folder}/draft.json"
     body = records.read(path)
     try:

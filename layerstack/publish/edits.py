@@ -43,7 +43,9 @@ class Attributes(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Replace the file or symlink by a new one: its inode may be shared with other layers, so it is never edited."""
+    """Replace the file or symlink by a new one: its inode may be shared with other layers, so it is never
+    edited.
+    """
 
     path: str
     state: State

@@ -50,7 +50,11 @@ class Report:
         self._trees, self._found, self._kinds = trees, found, kinds
         self._renames = {
             "ours": Renames(trees.base, lambda path: trees.shown.find(path), lambda: iter(trees.index)),
-            "theirs": Renames(trees.base, trees.head.find, lambda: (path for layer in trees.newer for path in layer.under(""))),
+            "theirs": Renames(
+                trees.base,
+                trees.head.find,
+                lambda: (path for layer in trees.newer for path in layer.under("")),
+            ),
         }
 
     def conflicts(self) -> tuple[Conflict, ...]:
@@ -88,7 +92,14 @@ class Report:
         found, left = [*self._found.notices, *self._renamed_twice()], set(self._found.left)
         for unit in self._found.units:
             if unit.replaced and unit.whose == OURS:
-                found.append(Notice("replaced", unit.unit.root, self._by(self._theirs_of(unit.changed)), unit.unit.kind.name))
+                found.append(
+                    Notice(
+                        "replaced",
+                        unit.unit.root,
+                        self._by(self._theirs_of(unit.changed)),
+                        unit.unit.kind.name,
+                    )
+                )
             elif unit.replaced and unit.whose == HEAD:
                 left |= unit.forced
         replaced = sorted(self._found.replaced, key=byte_order)
@@ -116,7 +127,9 @@ class Report:
         return max(found, key=lambda layer: layer.version, default=None)
 
     def _with_units(self) -> tuple[dict[str, Found], dict[str, Decided]]:
-        """The conflicts, those about members of a unit put together at its root; the torn units by their roots."""
+        """The conflicts, those about members of a unit put together at its root; the torn units by their
+        roots.
+        """
         torn = [one for one in self._found.units if one.whose == CONFLICT]
         alone: dict[Unit, list[str]] = {}
         held = held_by(one.unit for one in torn)
@@ -147,7 +160,10 @@ class Report:
             ours, theirs = (self._renames[by].find(path) for by in ("ours", "theirs"))
             if ours is not None and theirs is not None and ours != theirs:
                 yield Notice(
-                    "rename_rename", path, self._by(self._theirs(path)), renamed=(Renamed(ours, "ours"), Renamed(theirs, "theirs"))
+                    "rename_rename",
+                    path,
+                    self._by(self._theirs(path)),
+                    renamed=(Renamed(ours, "ours"), Renamed(theirs, "theirs")),
                 )
 
     def _torn(self, unit: Decided) -> TornUnit:

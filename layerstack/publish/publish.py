@@ -55,7 +55,9 @@ ROUNDS = 3
 
 
 class Work(NamedTuple):
-    """Sealed, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir again. Its indexes' rows have times."""
+    """Sealed, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir
+    again. Its indexes' rows have times.
+    """
 
     tree: DiskTree
     indexed: Indexed
@@ -102,15 +104,23 @@ def apply(tree: Tree, edits: Iterable[Edit]) -> None:
             tree.set_times(above, times)
 
 
-def settle(tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, roles: Roles | None = None) -> Collection[str]:
-    """Apply the edits, then seal against the head what they may have made equal to it. Only subtrees that newer layers meet are entered.
+def settle(
+    tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, roles: Roles | None = None
+) -> Collection[str]:
+    """Apply the edits, then seal against the head what they may have made equal to it. Only subtrees that
+    newer layers meet are entered.
 
     Returns:
         With `roles`, the files that stay for their time alone in what was entered.
     """
     apply(tree, edits)
     shelf = head.shelf
-    return seal(tree, head, keep=lambda path: shelf.untouched(path, version), is_input=None if roles is None else roles.is_input).touched
+    return seal(
+        tree,
+        head,
+        keep=lambda path: shelf.untouched(path, version),
+        is_input=None if roles is None else roles.is_input,
+    ).touched
 
 
 def is_touched(records: Index, found: Collection[str]) -> Callable[[str], bool]:
@@ -162,7 +172,13 @@ def preview(
 
 
 def _preview(
-    stack: Stack, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest, roles: Roles
+    stack: Stack,
+    tree: MemoryTree,
+    base: Chain,
+    version: int,
+    dropped: tuple[str, ...],
+    head: Manifest,
+    roles: Roles,
 ) -> tuple[Preview, Callable[[], int]]:
     """The answer without limits, and how to learn the size of the layer."""
     ignored = roles.ignored
@@ -170,7 +186,9 @@ def _preview(
     planned = _plan(stack, tree, indexed, base, version, head)
     if planned.conflicts:
         source, other = count_routes(indexed, base, ignored)
-        return Preview(False, False, head.version, source, other, planned.conflicts, planned.notices, dropped), int
+        return Preview(
+            False, False, head.version, source, other, planned.conflicts, planned.notices, dropped
+        ), int
     if planned.edits:
         over = stack.chain(head)
         settle(tree, planned.edits, head=over, version=version)
@@ -183,15 +201,23 @@ def _preview(
     else:
         standing = Standing(version, base, roles, published_at(stack, base))
         seen = survey(tree, indexed, standing, planned.edits)
-        source, other, told = seen.source_count, seen.ignored_count, told + notices(stack, seen, standing, head)
-    return Preview(not no_op, no_op, head.version, source, other, (), told, dropped), lambda: size_of(tree, indexed)
+        source, other, told = (
+            seen.source_count,
+            seen.ignored_count,
+            told + notices(stack, seen, standing, head),
+        )
+    return Preview(not no_op, no_op, head.version, source, other, (), told, dropped), lambda: size_of(
+        tree, indexed
+    )
 
 
 def _plan(stack: Stack, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> MergePlan:
     if head.version == version:
         return MergePlan((), (), ())
     ignored = stack.routes.for_merge(version, head.version)
-    found = plan(Meeting(tree, indexed.records, base, stack.chain(head), version, ignored, describe, stack.rules))
+    found = plan(
+        Meeting(tree, indexed.records, base, stack.chain(head), version, ignored, describe, stack.rules)
+    )
     return build_logs.leave_out(stack, found, indexed.records, ignored, version, head)
 
 
@@ -203,10 +229,14 @@ class Metadata(NamedTuple):
 
 
 class HeadMoved(Exception):
-    """A newer layer met the paths of work that is not to be merged, or the head is another than it must be. Nothing was published."""
+    """A newer layer met the paths of work that is not to be merged, or the head is another than it must be.
+    Nothing was published.
+    """
 
 
-def publish(stack: Stack, work: Work, author: Author, *, merge: bool = True, exact: bool = False) -> Published:
+def publish(
+    stack: Stack, work: Work, author: Author, *, merge: bool = True, exact: bool = False
+) -> Published:
     """Append the work on top of the head as one layer, or change nothing.
 
     Args:
@@ -216,9 +246,11 @@ def publish(stack: Stack, work: Work, author: Author, *, merge: bool = True, exa
     Returns:
         The head afterwards; from the moment of return it survives a power cut.
     Raises:
-        PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to be merged, and where not `exact`.
+        PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to
+            be merged, and where not `exact`.
         LayerLimit: the head is as long as the kernel can mount. QuotaExceeded: it holds as much as it may.
-        OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
+        OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work
+            is where it was.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
     """
     with stack.scrap.scrap() as scrap:
@@ -255,7 +287,9 @@ class _MergedTree(NamedTuple):
             self.settled.undo()
 
 
-def _prepare(stack: Stack, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _MergedTree:
+def _prepare(
+    stack: Stack, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool
+) -> _MergedTree:
     roles = Roles(stack.routes.ignored(work.version), stack.inputs, work.written)
     stack.step("publish.plan")
     planned = _plan(stack, work.tree, work.indexed, work.base, work.version, head)
@@ -279,7 +313,13 @@ def _prepare(stack: Stack, work: Work, author: Author, scrap: Names, head: Manif
     if not indexed.changes:
         return _MergedTree(tree, indexed, head, planned)
     stack.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
-    standing = Standing(work.version, work.base, roles, published_at(stack, work.base), work.tree if tree is not work.tree else None)
+    standing = Standing(
+        work.version,
+        work.base,
+        roles,
+        published_at(stack, work.base),
+        work.tree if tree is not work.tree else None,
+    )
     seen = survey(tree, indexed, standing, planned.edits)
     settled = None if author.rollback_to is not None else Settled(stack, tree, indexed, seen, standing)
     try:
@@ -313,12 +353,16 @@ def _containers_met(stack: Stack, indexed: Indexed, version: int, head: Manifest
     Such a directory is an ignored one that the head removed.
     """
     return head.version != version and any(
-        row.record.quiet and not stack.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path
+        row.record.quiet and not stack.layers.shelf.untouched(row.path, version)
+        for row in indexed.rows
+        if row.path
     )
 
 
 def _write_metadata(stack: Stack, work: Work, ready: _MergedTree, author: Author, scrap: Names) -> Metadata:
-    """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head stays. Not synced."""
+    """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head
+    stays. Not synced.
+    """
     tree, indexed, head, seen = ready.tree, ready.indexed, ready.head, ready.seen
     assert seen is not None
     about: dict[str, Any] = {
@@ -361,7 +405,9 @@ def _write_about(metadata: Metadata) -> None:
     fsync.write_new(f"{metadata.stem}.json", documents.dump(metadata.about))
 
 
-def _commit(stack: Stack, work: Work, ready: _MergedTree, author: Author, *, final: bool, exact: bool) -> Published | None:
+def _commit(
+    stack: Stack, work: Work, ready: _MergedTree, author: Author, *, final: bool, exact: bool
+) -> Published | None:
     """The renames and the manifest; None when the head moved in a way that meets the work."""
     if exact and ready.head.version != work.version:
         raise HeadMoved
@@ -370,7 +416,9 @@ def _commit(stack: Stack, work: Work, ready: _MergedTree, author: Author, *, fin
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
     source, other = ready.seen.source_count, ready.seen.ignored_count
     about, version = ready.metadata.about, ready.head.version + 1
-    layer = stack.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+    layer = stack.layers.new(
+        published_id(version, ready.indexed.digest), version, ready.indexed.records, about
+    )
     stack.layers.shelf.add(layer)
     named = False
     told = ready.planned.notices + (() if ready.settled is None else ready.settled.notices)
@@ -382,9 +430,15 @@ def _commit(stack: Stack, work: Work, ready: _MergedTree, author: Author, *, fin
             if head is not ready.head:
                 planned_on = ready.head.version
                 newer = [moved for moved in stack.layers.of(head) if moved.version > planned_on]
-                lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: the changes since then are not known any more
+                lost = any(
+                    moved.first_version <= planned_on for moved in newer
+                )  # squashed: the changes since then are not known any more
                 own = (ready.indexed.records, work.indexed.records)
-                if lost or any(moved.meets(index) for moved in newer for index in own) or meet(own, newer, stack.rules.units):
+                if (
+                    lost
+                    or any(moved.meets(index) for moved in newer for index in own)
+                    or meet(own, newer, stack.rules.units)
+                ):
                     assert not final
                     return None
                 stack.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
@@ -395,13 +449,17 @@ def _commit(stack: Stack, work: Work, ready: _MergedTree, author: Author, *, fin
                         _write_about(ready.metadata)
                 stack.layers.shelf.drop(layer)
                 version = head.version + 1
-                layer = stack.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+                layer = stack.layers.new(
+                    published_id(version, ready.indexed.digest), version, ready.indexed.records, about
+                )
                 stack.layers.shelf.add(layer)
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, told, work.dropped)
             try:
                 stem = ready.metadata.stem
-                commit(stack, manifest, [Arrival(layer, ready.tree.root, stem)], stem, written=head is ready.head)
+                commit(
+                    stack, manifest, [Arrival(layer, ready.tree.root, stem)], stem, written=head is ready.head
+                )
             except CommitUnsynced as error:
                 error.published, named = published, True
                 raise

@@ -1,7 +1,9 @@
-"""Plan and resolve: sealed work on its base, a head that moved on -> every conflict, or what must change in the layer.
+"""Plan and resolve: sealed work on its base, a head that moved on -> every conflict, or what must change in
+the layer.
 
-The outcome is a function of three trees, base, ours and head, alone. Which paths are looked at comes from the versions of the layers
-(`Shelf`); the verdict is always the decision table on real states. Subtrees that nothing newer meets are not entered.
+The outcome is a function of three trees, base, ours and head, alone. Which paths are looked at comes from the
+versions of the layers (`Shelf`); the verdict is always the decision table on real states. Subtrees that
+nothing newer meets are not entered.
 """
 
 from __future__ import annotations
@@ -75,8 +77,9 @@ class _Merge:
     | a directory it passed    | none           | goes; what ours changed in it is judged by itself: derived goes, source conflicts |
     | a directory it removed   | changes in it  | each by itself: ignored and derived ones go, source conflicts                     |
 
-    Members of a unit that is one side's as a whole come first: they are that side's (`visit_forced`, `place_forced`).
-    """
+    Members of a unit that is one side's as a whole come first: they are that side's (`visit_forced`,
+    `place_forced`).
+    """  # noqa: E501
 
     def __init__(self, meeting: Meeting) -> None:
         trees = self.trees = Trees(meeting)
@@ -89,7 +92,12 @@ class _Merge:
         self.filled = {above for path in unlisted for above in ancestors(path)}
         """Directories that `place_forced` brings something into."""
         self.found = Findings([], {}, [], [], [], [], units)
-        self.edits, self.notices, self.replaced, self.left = self.found.edits, self.found.notices, self.found.replaced, self.found.left
+        self.edits, self.notices, self.replaced, self.left = (
+            self.found.edits,
+            self.found.notices,
+            self.found.replaced,
+            self.found.left,
+        )
 
     # verdicts
 
@@ -120,7 +128,11 @@ class _Merge:
         content, meta, xattrs = verdict.content, verdict.meta, dict(verdict.xattrs)
         if content == "ours" and meta == o.meta and xattrs == o.xattrs:
             return o
-        merged = o.changed(meta=meta, xattrs=xattrs, content=content if isinstance(content, bytes) else h if content == "head" else o)
+        merged = o.changed(
+            meta=meta,
+            xattrs=xattrs,
+            content=content if isinstance(content, bytes) else h if content == "head" else o,
+        )
         if o.kind == DIRECTORY:
             self.edits.append(Attributes(path, merged))
         elif content == "head" and meta == h.meta and xattrs == h.xattrs:
@@ -131,7 +143,7 @@ class _Merge:
         return merged
 
     def heads(self, path: str, h: State | None, above: Above) -> bool:
-        """The head's entry, in place of ours: what shows there, or, in a directory that hides that, brought."""
+        """The head's entry, in place of ours: what shows there, or, in a directory that hides that, brought."""  # noqa: E501
         if h is None or not above & Above.HIDES:
             self.edits.append(Drop(path))
             return False
@@ -151,7 +163,9 @@ class _Merge:
         return blocked
 
     def hidden(self, path: str) -> None:
-        """Ours has nothing below `path` any more. Source changes of the head there conflict; ignored ones go with the directory."""
+        """Ours has nothing below `path` any more. Source changes of the head there conflict; ignored ones go
+        with the directory.
+        """
         trees = self.trees
         for q in trees.below(path):
             h = trees.head.find(q)
@@ -273,7 +287,9 @@ class _Merge:
         return stays or self.give_way(path, three.head, above)
 
     def visit_taken(self, path: str, rec: IndexRecord, three: Three, o: State, above: Above) -> bool:
-        """A directory of the base that the head has no more. It stays for ignored attributes of ours, or for what stays in it."""
+        """A directory of the base that the head has no more. It stays for ignored attributes of ours, or for
+        what stays in it.
+        """
         b, h, ours_stays = three.base, three.head, False
         if three.ours_changed and not self.derived(path, b, o, h):
             if self.trees.last_writer_wins(path, o, h):
@@ -284,7 +300,11 @@ class _Merge:
                 self.is_unreachable(path)
             else:
                 self.decided(path, b, o, h)
-        inner = above & ~Above.GONE | (Above.NOTHING if ours_stays else Above.GONE) | (Above.HIDES if rec.opaque else Above.NOTHING)
+        inner = (
+            above & ~Above.GONE
+            | (Above.NOTHING if ours_stays else Above.GONE)
+            | (Above.HIDES if rec.opaque else Above.NOTHING)
+        )
         if self.visit_children(path, inner) or ours_stays:
             return True
         self.edits.append(Drop(path))
@@ -301,7 +321,9 @@ class _Merge:
             self.edits.append(Reseal(path))
         if left or hides or rec.opaque:
             return True
-        if now.meta == h.meta and now.xattrs == h.xattrs:  # nothing of ours is left; the root stays, and is seen to change nothing
+        if (
+            now.meta == h.meta and now.xattrs == h.xattrs
+        ):  # nothing of ours is left; the root stays, and is seen to change nothing
             self.edits.append(Drop(path) if path else Reseal(path))
             return not path
         return True
@@ -316,10 +338,14 @@ class _Merge:
             return now
         if not three.head_changed:
             return o
-        return (self.combine_ignored if self.trees.last_writer_wins(path, o, h) else self.combine)(path, three.base, o, h)
+        return (self.combine_ignored if self.trees.last_writer_wins(path, o, h) else self.combine)(
+            path, three.base, o, h
+        )
 
     def bring_below(self, path: str) -> None:
-        """`path` is opaque in ours; what the head added or changed below it since the base must not vanish under the mark."""
+        """`path` is opaque in ours; what the head added or changed below it since the base must not vanish
+        under the mark.
+        """
         trees, index = self.trees, self.trees.index
         lost = {edit.path for edit in self.edits if isinstance(edit, Drop)}
         brought = {edit.path: edit.state.kind == DIRECTORY for edit in self.edits if isinstance(edit, Bring)}
@@ -337,7 +363,9 @@ class _Merge:
             ignored, derived = trees.last_writer_wins(q, b if b is not None else h, h), self.derived(q, b, h)
             if self.forced.get(q) == OURS:
                 continue
-            if (q in self.forced or (b is not None and derived and not trees.unmoved(q, b, h))) and h.kind != DIRECTORY:
+            if (
+                q in self.forced or (b is not None and derived and not trees.unmoved(q, b, h))
+            ) and h.kind != DIRECTORY:
                 if is_directory(parent_of(q)):
                     self.edits.append(Bring(q, h))
                     brought[q] = False
@@ -376,7 +404,9 @@ class _Merge:
         They place the members that ours left as they were in the base, and the head did not.
         """
         trees, index = self.trees, self.trees.index
-        for path in sorted(path for path, whose in self.forced.items() if whose == OURS and path not in index):
+        for path in sorted(
+            path for path, whose in self.forced.items() if whose == OURS and path not in index
+        ):
             o = trees.shown.find(path)
             if self.is_unreachable(path):
                 continue

@@ -70,9 +70,13 @@ class Trees:
     def __init__(self, meeting: Meeting) -> None:
         self.tree, self.index, self.version = meeting.tree, meeting.listed, meeting.version
         self.base, self.head, self.describe = meeting.base, meeting.head, meeting.describe
-        self.newer = [layer for layer in self.head.published if not layer.is_base and layer.version > self.version]
+        self.newer = [
+            layer for layer in self.head.published if not layer.is_base and layer.version > self.version
+        ]
         self.own = Layer(LayerId("ours"), self.tree, self.version, self.index)
-        self.derived = Derived((self.base.find, lambda path: self.shown.find(path), self.head.find), self.ignored)
+        self.derived = Derived(
+            (self.base.find, lambda path: self.shown.find(path), self.head.find), self.ignored
+        )
         self._both_ignore, self._own_rules = meeting.ignored, IgnoreRules(self._own_gitignore)
         self._children: dict[str, list[str]] | None = None
 
@@ -147,4 +151,7 @@ class Trees:
         Args:
             taken: ancestors where ours stays.
         """
-        return any(x not in taken and (a := self.head.find(x)) is not None and a.kind != DIRECTORY for x in ancestors(path))
+        return any(
+            x not in taken and (a := self.head.find(x)) is not None and a.kind != DIRECTORY
+            for x in ancestors(path)
+        )

@@ -1,4 +1,4 @@
-"""Inputs of builds that a session has not seen: what the head has otherwise than the session's base version."""
+"""Inputs of builds that a session has not seen: what the head has otherwise than the session's base version."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,15 +33,25 @@ def lacks_input(base: Chain, head: Chain, newer: Sequence[Layer], roles: Roles) 
 
 
 def built_on(
-    version: int, newest_made: int, base: Chain, head: Chain, newer: Sequence[Layer], times: Sequence[LayerTimes], roles: Roles
+    version: int,
+    newest_made: int,
+    base: Chain,
+    head: Chain,
+    newer: Sequence[Layer],
+    times: Sequence[LayerTimes],
+    roles: Roles,
 ) -> tuple[Notice, ...]:
-    """The notice `built_on`, if work on `version` has files on the source route that may have been made from what the head has otherwise now.
+    """The notice `built_on`, if work on `version` has files on the source route that may have been made from
+    what the head has otherwise now.
 
     Args:
-        newest_made: the time of the newest such file that no `file_write` or `file_edit` wrote; 0: there is none.
+        newest_made: the time of the newest such file that no `file_write` or `file_edit` wrote; 0: there is
+            none.
         times: of the newer layers.
     """
-    if not newest_made or not any(one.removes or (one.oldest_input or newest_made) < newest_made for one in times):
+    if not newest_made or not any(
+        one.removes or (one.oldest_input or newest_made) < newest_made for one in times
+    ):
         return ()
     found = list(dict.fromkeys(_unseen(newest_made, base, head, newer, roles)))
     if not found:
@@ -50,7 +60,9 @@ def built_on(
     return (Notice("built_on", "", version=version, unseen=tuple(sorted(found)[:LISTED_MAX]), more=more),)
 
 
-def _unseen(newest_made: int, base: Chain, head: Chain, newer: Sequence[Layer], roles: Roles) -> Iterator[str]:
+def _unseen(
+    newest_made: int, base: Chain, head: Chain, newer: Sequence[Layer], roles: Roles
+) -> Iterator[str]:
     looked_at = 0
     for layer in newer:
         for path in layer.paths():

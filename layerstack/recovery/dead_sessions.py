@@ -2,7 +2,8 @@
 
 One try at a time makes a draft of the work of one session; a try that fails harms nothing but itself.
 
-    sessions/<id>/recovery.json   how often it was tried, and why that failed; durable before each try, gone with the session
+    sessions/<id>/recovery.json   how often it was tried, and why that failed; durable before each try, gone
+    with the session
 
 From the moment the store is open each dead session has a lease on its base, so that no squash and no gc
 removes its layers. The caller decides when and how the work is recovered: `attempt` in this process, or
@@ -98,14 +99,20 @@ class Dead:
             bodies: contents of each session.json that can be read, by session id.
         """
         stack = self._stack
-        published = {member["upper"]: member["draft_id"] for layer in stack.layers.all() for member in layer.members}
+        published = {
+            member["upper"]: member["draft_id"] for layer in stack.layers.all() for member in layer.members
+        }
         done = {*published, *(draft.upper for draft in drafts.all_of(stack))}
         for session_id, body in sorted(bodies.items()):
             if body["token"] in done:
                 with fsync.best_effort():
-                    stack.scrap.throw_away(f"{stack.root}/sessions/{session_id}")  # the crash came before this removal
+                    stack.scrap.throw_away(
+                        f"{stack.root}/sessions/{session_id}"
+                    )  # the crash came before this removal
                 continue
-            layers = stack.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on
+            layers = stack.layer_ids_at(
+                body["base_version"]
+            )  # a squash may have replaced those that it was opened on
             lease = stack.leases.take(f"session {session_id}", body["base_version"], layers)
             if body["draft_id"] is not None:
                 draft_refs.claim(stack, body["draft_id"])
@@ -128,7 +135,14 @@ class Dead:
 
     def _add(self, session_id: str, body: dict[str, Any], lease: Lease) -> None:
         tries, why = self._marked(session_id)
-        who = (session_id, body["origin"], body["agent"], body["draft_id"], body["token"], body["base_version"])
+        who = (
+            session_id,
+            body["origin"],
+            body["agent"],
+            body["draft_id"],
+            body["token"],
+            body["base_version"],
+        )
         self._known[session_id] = DeadSession(*who, lease, tries, why)
 
     def _marked(self, session_id: str) -> tuple[int, str | None]:
@@ -206,16 +220,24 @@ class Dead:
             no_space = no_space or (isinstance(error, BaseException) and _is_no_space(error))
             why = str(error)
             if no_space or again:
-                session = self._put(session, tries=session.tries - 1, why=why, no_space=no_space, trying=False)
+                session = self._put(
+                    session, tries=session.tries - 1, why=why, no_space=no_space, trying=False
+                )
                 with fsync.best_effort():
                     if session.tries == 0:
                         os.unlink(self._marker(session_id))
                     else:  # replaces the marker that counts this try
-                        records.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]})
+                        records.write(
+                            self._marker(session_id),
+                            {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]},
+                        )
                 return None
             self._put(session, why=why, trying=False)
         with fsync.best_effort():
-            records.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]})
+            records.write(
+                self._marker(session_id),
+                {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]},
+            )
         return None
 
     def _kept(self, session: DeadSession, draft_id: str | None) -> Draft | None:
@@ -298,7 +320,9 @@ class Dead:
         if session.draft_id is not None:
             draft_refs.claim(stack, session.draft_id)  # the end of the upper releases this reference
         try:
-            draft = dead_upper(stack, session.session_id, body, session.lease._replace(number=0)).to_draft(reason="recovered")
+            draft = dead_upper(stack, session.session_id, body, session.lease._replace(number=0)).to_draft(
+                reason="recovered"
+            )
         except BaseException:
             draft_refs.leave(stack, session.draft_id)
             raise
@@ -331,7 +355,10 @@ class Dead:
             session = self.get(session_id)
             folder = f"{stack.root}/sessions/{session_id}"
             if os.path.isdir(f"{folder}/upper") and overlay.is_mounted(f"{folder}/upper"):
-                raise StoreBusy(f"{folder}/upper: a live overlay still writes into it", details={"upperdir": f"{folder}/upper"})
+                raise StoreBusy(
+                    f"{folder}/upper: a live overlay still writes into it",
+                    details={"upperdir": f"{folder}/upper"},
+                )
             stack.scrap.throw_away(folder)
             self._forget(session)
         fsync.fsync_dir(f"{stack.root}/sessions")

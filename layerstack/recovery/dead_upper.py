@@ -30,14 +30,22 @@ def dead_upper(stack: Stack, session_id: str, body: dict[str, Any], lease: Lease
     """
     manifest = Manifest(lease.version, tuple(reference(LayerId(layer_id)) for layer_id in lease.layer_ids))
     identity = SessionIdentity(
-        session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"], body.get("rebased", False)
+        session_id,
+        body["origin"],
+        body["agent"],
+        body["request_id"],
+        body["draft_id"],
+        body["token"],
+        body.get("rebased", False),
     )
     private: list[Layer] = []
     if identity.draft_id is not None and not identity.rebased:
         private.append(draft_refs.layer_of(stack, drafts.load(stack, identity.draft_id), manifest))
     upper = Upper(stack, identity, manifest, stack.layers.chain(manifest, private), lease)
     if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
-        raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
+        raise StoreBusy(
+            f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir}
+        )
     with contextlib.suppress(FileNotFoundError):
         upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
     return upper

@@ -42,13 +42,15 @@ def give_back(stack: Stack) -> None:
         if name in named:
             continue
         try:
-            give_back_layer(stack.root, name, keep=bool(stack.damaged), remove=lambda path: _throw_away(stack, path))
+            give_back_layer(
+                stack.root, name, keep=bool(stack.damaged), remove=lambda path: _throw_away(stack, path)
+            )
         except StoreCorrupt as error:
             stack.set_apart(error)
 
 
 def _throw_away(stack: Stack, path: str) -> None:
-    """Remove a directory, which may be as large as a workspace: by a rename where another thread deletes it."""
+    """Remove a directory, which may be as large as a workspace: by a rename where another thread deletes it."""  # noqa: E501
     if stack.scrap.later is None:
         discard(path)
         return
@@ -75,7 +77,9 @@ def named_by_history(stack: Stack) -> set[str]:
             data = records.content(path)
             if not version_files.lost(data) and not lists_the_end_of(data, layers):
                 found = version_files.load(data, source=path)
-                named.update([found.top] if found.layers is None else [layer.layer_id for layer in found.layers])
+                named.update(
+                    [found.top] if found.layers is None else [layer.layer_id for layer in found.layers]
+                )
         except StoreCorrupt as error:
             stack.set_apart(error)
     return named

@@ -29,7 +29,11 @@ def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, s
     inner, outer = root + "/", os.path.realpath(workspace_root) + "/"
     if inner.startswith(outer) or outer.startswith(inner):
         details = {"store": root, "workspace_root": workspace_root}
-        raise Invalid(f"{root} and its workspace {workspace_root} lie inside one another", reason="store_in_workspace", details=details)
+        raise Invalid(
+            f"{root} and its workspace {workspace_root} lie inside one another",
+            reason="store_in_workspace",
+            details=details,
+        )
     body = {
         "workspace_root": workspace_root,
         "layer_stack_root": root,
@@ -39,7 +43,11 @@ def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, s
     }
     if os.path.exists(f"{root}/{MANIFEST}"):
         there = records.read(f"{root}/{WORKSPACE}")
-        different = sorted(key for key, value in body.items() if there.get(key) != value and key not in ("layer_stack_root", "content"))
+        different = sorted(
+            key
+            for key, value in body.items()
+            if there.get(key) != value and key not in ("layer_stack_root", "content")
+        )
         if different:
             text = f"{root}: there is a store with another {', '.join(different)}"
             raise Invalid(text, reason="store_exists", details={"store": root})
@@ -68,7 +76,9 @@ def lock(root: str) -> int:
     import fcntl
 
     if not os.path.exists(f"{root}/{WORKSPACE}"):
-        raise StoreCorrupt(f"{root}/{WORKSPACE}: missing: no store is here", details={"file": f"{root}/{WORKSPACE}"})
+        raise StoreCorrupt(
+            f"{root}/{WORKSPACE}: missing: no store is here", details={"file": f"{root}/{WORKSPACE}"}
+        )
     fd = os.open(f"{root}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +119,10 @@ def check_form(root: str, form: Form) -> None:
         if error.errno in _NO_VERDICT:
             return
         why = os.strerror(error.errno or 0)
-        text = f"{root}: this store keeps its marks as {form.namespace}* and this process cannot set them ({why})"
+        text = (
+            f"{root}: this store keeps its marks as {form.namespace}* and this process cannot set "
+            f"them ({why})"
+        )
         raise Unsupported(text, reason="store_form", details={"form": form.name}) from error
     finally:
         os.rmdir(probe)

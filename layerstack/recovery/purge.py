@@ -21,7 +21,9 @@ def trees_of(stack: Stack, dead: Dead, session_id: str) -> list[str]:
         dead.get(session_id)
     private = f"{folder}/private"
     sealed = sorted(os.listdir(private), reverse=True) if os.path.isdir(private) else []
-    return [path for path in (f"{folder}/upper", *(f"{private}/{name}" for name in sealed)) if os.path.isdir(path)]
+    return [
+        path for path in (f"{folder}/upper", *(f"{private}/{name}" for name in sealed)) if os.path.isdir(path)
+    ]
 
 
 def give_up(stack: Stack, dead: Dead, session_id: str) -> None:

@@ -69,7 +69,11 @@ def _check_versions(stack: Stack, head: Manifest) -> None:
             found = version_files.load(data, source=path)
             if found.version != version:
                 raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
-            if found.layers is None and not layers[at].id.startswith("S") and version_files.place(layers, version) is not None:
+            if (
+                found.layers is None
+                and not layers[at].id.startswith("S")
+                and version_files.place(layers, version) is not None
+            ):
                 text = f"{path}: names {found.top} as its newest layer, the head has {layers[at].id}"
                 raise StoreCorrupt(text, details={"file": path})
         except StoreCorrupt as error:
@@ -101,7 +105,9 @@ class _Before:
 
     def lists(self, data: bytes, version: int, at: int) -> bool:
         """Return True for the manifest of the version with the head's layers from number `at` on."""
-        return len(data) > self._starts[-1] - self._starts[at] and data == dump_listed(version, self._whole[self._starts[at] :])
+        return len(data) > self._starts[-1] - self._starts[at] and data == dump_listed(
+            version, self._whole[self._starts[at] :]
+        )
 
 
 def _session(stack: Stack, name: str) -> dict[str, Any] | None:

@@ -61,7 +61,9 @@ def make_folder(
         root = chain.find("")
         if root is None:
             base = f"{stack.root}/base"
-            raise StoreCorrupt(f"{base}: what lies lowest in version {manifest.version} is missing", details={"file": base})
+            raise StoreCorrupt(
+                f"{base}: what lies lowest in version {manifest.version} is missing", details={"file": base}
+            )
         body = {
             **identity._asdict(),
             "base_version": manifest.version,
@@ -84,6 +86,8 @@ def make_folder(
             fsync.rename_new(folder, f"{stack.root}/sessions/{identity.session_id}")
         except FileExistsError:
             details = {"session_id": identity.session_id}
-            raise Invalid(f"session {identity.session_id} exists", reason="session_exists", details=details) from None
+            raise Invalid(
+                f"session {identity.session_id} exists", reason="session_exists", details=details
+            ) from None
     finally:
         stack.scrap.discard(folder)

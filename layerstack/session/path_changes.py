@@ -1,4 +1,4 @@
-"""Delete or move a path of the head without a session: one layer of whiteouts and hard links, with no mount."""
+"""Delete or move a path of the head without a session: one layer of whiteouts and hard links, with no mount."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def move_path(stack: Stack, source: str, target: str, author: Author, *, overwri
     _check(source)
     _check(target)
     if target == source or target.startswith(source + "/"):
-        raise InvalidPath(f"{source} cannot be moved to {target}, which is itself or inside of it", details={"path": target})
+        raise InvalidPath(
+            f"{source} cannot be moved to {target}, which is itself or inside of it", details={"path": target}
+        )
 
     def attempt(snapshot: Snapshot) -> Reshaped:
         chain = snapshot.chain
@@ -114,7 +116,11 @@ def _look_where(chain: Chain, path: str, *, missing: NotFound | None = None) -> 
                 raise missing
             return
         if state.kind != DIRECTORY:
-            raise not_a_file(path, "Symlink" if state.kind == LINK else "Other", parent=ancestor if state.kind == LINK else None)
+            raise not_a_file(
+                path,
+                "Symlink" if state.kind == LINK else "Other",
+                parent=ancestor if state.kind == LINK else None,
+            )
 
 
 def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwrite: bool) -> None:
@@ -127,7 +133,9 @@ def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwr
         if chain.names(target, stop_above=0):
             raise NotEmpty(f"{target}: the directory is not empty", details={"path": target})
     elif state.kind == DIRECTORY:
-        raise NotADirectory(f"{target}: a directory cannot take the place of a file", details={"path": target})
+        raise NotADirectory(
+            f"{target}: a directory cannot take the place of a file", details={"path": target}
+        )
 
 
 def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
@@ -173,7 +181,7 @@ class _Layer:
         self._tree.whiteout(path)
 
     def fill(self, target: str, source: str) -> None:
-        """Put the head's entry at `source` at `target`, with its modes, owners, xattrs, times and hard links."""
+        """Put the head's entry at `source` at `target`, with its modes, owners, xattrs, times and hard links."""  # noqa: E501
         self._reach(target)
         self._fill(target, source)
 

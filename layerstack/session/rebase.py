@@ -55,7 +55,14 @@ class Rebased(NamedTuple):
 
 
 def rebase(
-    stack: Stack, base: Manifest, work: Layer, head: Manifest, root: str, *, written: Collection[str] = (), ends: bool = False
+    stack: Stack,
+    base: Manifest,
+    work: Layer,
+    head: Manifest,
+    root: str,
+    *,
+    written: Collection[str] = (),
+    ends: bool = False,
 ) -> Carried:
     """Carry captured work over to `head`: write a synced tree at `root`, with times as its publish would set.
 

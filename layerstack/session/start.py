@@ -22,7 +22,11 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 def check_id(session_id: str) -> None:
     """Check that the id can name a folder. Raises Invalid, reason invalid_session_id."""
     if not _ID.fullmatch(session_id) or session_id in (".", ".."):
-        raise Invalid(f"session id {session_id!r} is malformed", reason="invalid_session_id", details={"session_id": session_id})
+        raise Invalid(
+            f"session id {session_id!r} is malformed",
+            reason="invalid_session_id",
+            details={"session_id": session_id},
+        )
 
 
 def open_upper(stack: Stack, identity: SessionIdentity, version: int | None) -> Upper:
@@ -45,7 +49,13 @@ def open_upper(stack: Stack, identity: SessionIdentity, version: int | None) -> 
 
 
 def make_upper(
-    stack: Stack, identity: SessionIdentity, manifest: Manifest, lease: Lease, private: Sequence[Layer], *, carried: str | None = None
+    stack: Stack,
+    identity: SessionIdentity,
+    manifest: Manifest,
+    lease: Lease,
+    private: Sequence[Layer],
+    *,
+    carried: str | None = None,
 ) -> Upper:
     """Make a session's folder and its upper, which takes over the lease.
 
@@ -60,7 +70,9 @@ def make_upper(
     chain = stack.layers.chain(manifest, private) if private else stack.chain(manifest)
     make_folder(stack, identity, manifest, chain, carried)
     if carried is not None:
-        chain = stack.layers.chain(manifest, [private[0].at(f"{stack.root}/sessions/{identity.session_id}/private/{CARRIED}")])
+        chain = stack.layers.chain(
+            manifest, [private[0].at(f"{stack.root}/sessions/{identity.session_id}/private/{CARRIED}")]
+        )
     return Upper(stack, identity, manifest, chain, lease)
 
 

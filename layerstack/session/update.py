@@ -24,7 +24,16 @@ Change = Callable[[bytes | None], bytes]
 NEW_FILE, NEW_DIRECTORY = 0o644, 0o755
 
 
-def update_file(stack: Stack, path: str, change: Change, *, owner: str, request_id: str, agent: str | None, limit: int | None) -> Published:
+def update_file(
+    stack: Stack,
+    path: str,
+    change: Change,
+    *,
+    owner: str,
+    request_id: str,
+    agent: str | None,
+    limit: int | None,
+) -> Published:
     """See `Store.update_file`; one caller at a time.
 
     The file is read again after a publish in between that changed it.
@@ -44,7 +53,9 @@ def update_file(stack: Stack, path: str, change: Change, *, owner: str, request_
         return _once(stack, path, change, author, snapshot, limit)
 
 
-def _once(stack: Stack, path: str, change: Change, author: Author, snapshot: Snapshot, limit: int | None) -> Published:
+def _once(
+    stack: Stack, path: str, change: Change, author: Author, snapshot: Snapshot, limit: int | None
+) -> Published:
     head, chain = snapshot.manifest, snapshot.chain
     above, there = _look(chain, path)
     new = change(None if there is None else there.data(limit))
@@ -64,15 +75,23 @@ def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], Stat
     for ancestor in ancestors(path):
         state = chain.find(ancestor) if not above or above[-1][1] is not None else None
         if state is not None and state.kind != DIRECTORY:
-            raise not_a_file(path, "Symlink" if state.kind == LINK else "Other", parent=ancestor if state.kind == LINK else None)
+            raise not_a_file(
+                path,
+                "Symlink" if state.kind == LINK else "Other",
+                parent=ancestor if state.kind == LINK else None,
+            )
         above.append((ancestor, state))
     there = chain.find(path) if above[-1][1] is not None else None
     if there is not None and there.kind != FILE:
-        raise not_a_file(path, "Directory" if there.kind == DIRECTORY else "Symlink" if there.kind == LINK else "Other")
+        raise not_a_file(
+            path, "Directory" if there.kind == DIRECTORY else "Symlink" if there.kind == LINK else "Other"
+        )
     return above, there
 
 
-def _write(tree: DiskTree, path: str, data: bytes, above: list[tuple[str, State | None]], there: State | None) -> None:
+def _write(
+    tree: DiskTree, path: str, data: bytes, above: list[tuple[str, State | None]], there: State | None
+) -> None:
     """Write the layer tree of one changed file.
 
     Directories are as the head has them, new ones with the owner of their parent.

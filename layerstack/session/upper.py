@@ -1,8 +1,8 @@
 """Writes of one session: a lease on a version, an upperdir with its workdir, pending layers between the two.
 
-sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that names the session in a layer or draft
-sessions/<id>/upper/ work/   the live writes
-sessions/<id>/private/<n>/   pending layers: captured work that could not be published; the highest number on top
+sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that names the session in
+a layer or draft sessions/<id>/upper/ work/   the live writes sessions/<id>/private/<n>/   pending layers:
+captured work that could not be published; the highest number on top
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Upper:
     `publish`, `to_draft` and `discard` need it offline: its overlay is not mounted any more.
     """
 
-    def __init__(self, stack: Stack, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
+    def __init__(
+        self, stack: Stack, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease
+    ) -> None:
         self._stack, self._identity, self._manifest, self._lease = stack, identity, manifest, lease
         self._base = Chain(chain.published, chain.shelf, chain.form) if chain.private else chain
         self._chain = chain
@@ -155,13 +157,17 @@ class Upper:
 
     @property
     def is_published(self) -> bool:
-        """True after a publish that raised CommitUnsynced: the head has the work, and `publish` only syncs."""
+        """True after a publish that raised CommitUnsynced: the head has the work, and `publish` only syncs."""  # noqa: E501
         return self._late is not None
 
     def _live(self) -> None:
         self._stack.check_open()
         if self._ended:
-            raise Invalid(f"upper of session {self.session_id} has ended", reason="upper_ended", details={"session_id": self.session_id})
+            raise Invalid(
+                f"upper of session {self.session_id} has ended",
+                reason="upper_ended",
+                details={"session_id": self.session_id},
+            )
 
     def _published_is_final(self) -> None:
         if self._late is not None:
@@ -211,7 +217,12 @@ class Upper:
 
     def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
         refused = self._stack.routes.refused(self._manifest.version)
-        all_of_them = (*self.notices, *found, *self._split, *(Notice("rules_refused", path) for path in refused))
+        all_of_them = (
+            *self.notices,
+            *found,
+            *self._split,
+            *(Notice("rules_refused", path) for path in refused),
+        )
         return tuple(dict.fromkeys(all_of_them))
 
     def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
@@ -248,7 +259,9 @@ class Upper:
 
     def _publish(self, author: Author) -> Published:
         stack = self._stack
-        if stack.quota.refusal(self.size_bytes, self._leaving) is not None:  # before the capture: the session continues unchanged
+        if (
+            stack.quota.refusal(self.size_bytes, self._leaving) is not None
+        ):  # before the capture: the session continues unchanged
             refused = self.preview().refused
             if refused is not None:
                 raise refused
@@ -313,7 +326,9 @@ class Upper:
             seen = delta.count(stack.layers.chain(self._manifest, [own]), chain)
             number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
             who = who._replace(rebased=who.draft_id is not None)
-            make_folder(stack, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
+            make_folder(
+                stack, who, head, chain, root if private else None, name=f"{number:04d}", replace=True
+            )
             undo.pop_all()
             private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
             self._identity, self._manifest, self._number, self._sealed = who, head, number, False
@@ -341,7 +356,13 @@ class Upper:
                     draft = own
                 elif work.indexed.changes:
                     draft = drafts.keep(
-                        stack, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token
+                        stack,
+                        work,
+                        origin=who.origin,
+                        request_id=who.request_id,
+                        agent=who.agent,
+                        reason=reason,
+                        upper=who.token,
                     )
                     drafts.adopt(stack, draft)
             self._end()
@@ -414,7 +435,9 @@ class Upper:
 
     def _block(self, top: MemoryTree | DiskTree) -> list[Layer]:
         """Unpublished layers, newest first: the captured writes, and the pending layers below them."""
-        layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
+        layer = Layer(
+            LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records
+        )
         return [layer, *self._chain.private]
 
     @contextlib.contextmanager
@@ -458,7 +481,9 @@ class Upper:
                 yield Work(tree, indexed, self._manifest.version, self._base, dropped, written=roles.written)
             except OSError as error:
                 if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
-                    self._ended = True  # a rename that could not be undone: the work is in `layers/` or `drafts/`; the next open finds it
+                    # a rename that could not be undone: the work is in `layers/` or `drafts/`; the next open
+                    # finds it
+                    self._ended = True
                 raise
 
     def _set_aside(self) -> None:
@@ -481,8 +506,15 @@ class Upper:
             stack.step("upper.set_aside")
             fsync.rename_new(self.upperdir, target)
             self._number += 1
-            layer = Layer(LayerId(f"private-{self._number}"), DiskTree(target, stack.form), self._manifest.version, index)
-            self._chain = Chain(self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private))
+            layer = Layer(
+                LayerId(f"private-{self._number}"),
+                DiskTree(target, stack.form),
+                self._manifest.version,
+                index,
+            )
+            self._chain = Chain(
+                self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private)
+            )
         self._renew()
         self._sealed = False
 
@@ -505,8 +537,15 @@ class Upper:
         stack = self._stack
         for name in private:
             tree = DiskTree(f"{self.directory}/private/{name}", stack.form)
-            layer = Layer(LayerId(f"private-{name}"), tree, self._manifest.version, build(tree, self._chain, hashes=False).records)
-            self._chain = Chain(self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private))
+            layer = Layer(
+                LayerId(f"private-{name}"),
+                tree,
+                self._manifest.version,
+                build(tree, self._chain, hashes=False).records,
+            )
+            self._chain = Chain(
+                self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private)
+            )
             self._number = int(name)
 
     # ---- the end

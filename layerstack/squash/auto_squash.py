@@ -83,7 +83,10 @@ class AutoSquash:
             self._report(why, squash.squash(self._stack, wait=wait))
         except SquashInFlight:
             return
-        except (OSError, LayerStackError) as error:  # also one whose last sync failed: the head shows what it did
+        except (
+            OSError,
+            LayerStackError,
+        ) as error:  # also one whose last sync failed: the head shows what it did
             self._report(why, error)
 
     def _report(self, why: str, done: Squashed | Exception | None) -> None:

@@ -60,9 +60,17 @@ class Depths:
             sharing.update({directory: count for directory, count in of_run.items() if count > 1})
         directory, count = sharing.most_common(1)[0] if sharing else ("", 0)
         foldable = [layer for run in runs for layer in run.layers]
-        return Depth(len(head.layers), len(foldable), sum(len(layer.index or ()) for layer in foldable), directory, count)
+        return Depth(
+            len(head.layers),
+            len(foldable),
+            sum(len(layer.index or ()) for layer in foldable),
+            directory,
+            count,
+        )
 
 
 def _touched(layer: Layer) -> frozenset[str]:
     """Directories in which the layer changes an entry; the mere ancestors of such are left out."""
-    return frozenset(parent(path) for path, record in (layer.index or {}).items() if path and not record.quiet)
+    return frozenset(
+        parent(path) for path, record in (layer.index or {}).items() if path and not record.quiet
+    )

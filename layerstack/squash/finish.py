@@ -54,7 +54,9 @@ def settle(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[st
     return True
 
 
-def write_anew(stack: Stack, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, scrap: Names) -> list[tuple[str, str]]:
+def write_anew(
+    stack: Stack, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, scrap: Names
+) -> list[tuple[str, str]]:
     """Write to staging the files of the versions up to `last` that name squashed layers.
 
     The versions are those that end with a block, and those whose files have the earlier format, which names
@@ -102,9 +104,9 @@ def finish(stack: Stack) -> None:
     squashed = [layer for layer in layers if layer.id.startswith("S")]
     if not squashed:
         return
-    if any(_is_inside(version, squashed) for version in _versions(stack)) or set(os.listdir(f"{stack.root}/layers")) - set(
-        stack.head.layer_ids
-    ):
+    if any(_is_inside(version, squashed) for version in _versions(stack)) or set(
+        os.listdir(f"{stack.root}/layers")
+    ) - set(stack.head.layer_ids):
         with stack.scrap.scrap() as scrap:
             rewritten: list[tuple[str, str]] = []
             written = False

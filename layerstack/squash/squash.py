@@ -177,7 +177,9 @@ def _fold(stack: Stack, run: SquashRun, scrap: Names) -> _SquashedRun:
     fsync.write_new(f"{stem}.json", records.dump(about), sync=False)
     stack.step("squash.sync")
     folders = map(tree.full, indexed.folders())
-    fsync.sync_files(stack.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
+    fsync.sync_files(
+        stack.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True
+    )
     return _SquashedRun(run, tree, indexed, about, stem)
 
 
@@ -198,7 +200,9 @@ def _about(stack: Stack, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
     named as in any layer.
     """
     members = [member for layer in run.layers for member in layer.members]
-    written = [path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer]
+    written = [
+        path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer
+    ]
     owners, agents = ({member[key] for member in members} for key in ("owner", "agent"))
     return ({"written": written} if written else {}) | {
         TIMES: joined(times_of(stack, layer) for layer in run.layers).to_json(),
@@ -244,16 +248,22 @@ def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, scrap: Names) -
         replaced = [layer.id for layer in one.run.layers]
         names.append(squashed_id(version, one.indexed.digest, replaced))
         at = layers.index(one.run.layers[0])
-        layers[at : at + len(replaced)] = [stack.layers.new(names[-1], one.run.version, one.indexed.records, one.about)]
+        layers[at : at + len(replaced)] = [
+            stack.layers.new(names[-1], one.run.version, one.indexed.records, one.about)
+        ]
     manifest = finish.version_of(layers, version)
     stem = scrap("manifest", HEAD, NUMBERED)
-    rewritten = finish.write_anew(stack, layers, [layer for layer in layers if layer.id in names], head.version, scrap)
+    rewritten = finish.write_anew(
+        stack, layers, [layer for layer in layers if layer.id in names], head.version, scrap
+    )
     write_manifest(stem, manifest)
     fsync.sync_files(stack.root, [stem + HEAD, *(new for new, _ in rewritten)], (), followed=True)
     return _Named(head, fit, names, manifest, stem, rewritten)
 
 
-def _commit(stack: Stack, ready: list[_SquashedRun], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _SquashedRun]], bool]:
+def _commit(
+    stack: Stack, ready: list[_SquashedRun], scrap: Names
+) -> tuple[Manifest, list[tuple[Layer, _SquashedRun]], bool]:
     """Commit the runs that can still be squashed.
 
     Returns:

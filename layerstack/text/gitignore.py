@@ -257,7 +257,9 @@ def _parse(data: bytes) -> RuleSet | None:
     lines.reverse()
     spent = sum(len(line.pattern) for line in lines if any(c in line.pattern for c in SPECIAL))
     if spent > WILDCARDS_MAX:
-        raise RulesRefused(f"its patterns with wildcards have {spent} bytes, at most {WILDCARDS_MAX} are tried for each path")
+        raise RulesRefused(
+            f"its patterns with wildcards have {spent} bytes, at most {WILDCARDS_MAX} are tried for each path"
+        )
     negated: list[bool] = []
     names: dict[bytes, tuple[int, int]] = {}
     paths: dict[bytes, tuple[int, int]] = {}
@@ -269,7 +271,9 @@ def _parse(data: bytes) -> RuleSet | None:
         rank = len(negated)
         negated.append(line.negated)
         if pattern.literal is None:
-            wildcards.append(IgnoreRule(rank, pattern, line.directories_only, line.whole and not pattern.name_only))
+            wildcards.append(
+                IgnoreRule(rank, pattern, line.directories_only, line.whole and not pattern.name_only)
+            )
             continue
         literals = paths if line.whole else names
         file, directory = literals.get(pattern.literal, (_NO_RULE, _NO_RULE))
@@ -278,7 +282,9 @@ def _parse(data: bytes) -> RuleSet | None:
         return None
     runs = tuple(rule for rule in wildcards if rule.pattern.source is None)
     if len(runs) > RUNS_MAX:
-        raise RulesRefused(f"it has {len(runs)} patterns with `**` in the middle, at most {RUNS_MAX} are tried for each path")
+        raise RulesRefused(
+            f"it has {len(runs)} patterns with `**` in the middle, at most {RUNS_MAX} are tried for each path"
+        )
     simple = [(rule.whole, source) for rule in wildcards if (source := rule.pattern.source) is not None]
     return RuleSet(
         tuple(negated),

@@ -61,7 +61,7 @@ def number_lines(data: bytes, ids: defaultdict[bytes, int]) -> array[int]:
 
 
 def scan_lines(data: bytes, ids: defaultdict[bytes, int]) -> tuple[array[int], array[int]]:
-    """Give (numbers, starts): as `number_lines`, and the offset of each line, with the end of the text last."""
+    """Give (numbers, starts): as `number_lines`, and the offset of each line, with the end of the text last."""  # noqa: E501
     numbers, starts = array("I"), array("Q")
     for at, lines in _pieces(data):
         starts.extend(itertools.accumulate([len(line) + 1 for line in lines], initial=at))
@@ -137,17 +137,23 @@ def _divide(a: array[int], b: array[int], gap: Region) -> list[Match | Region]:
         return _at_anchors(a, b, gap, pairs, extended=True)
     if min(ahi - alo, bhi - blo) <= 4 * GRAM:
         return []
-    runs = _anchors(_grams(a, alo, ahi), _grams(b, blo, bhi), Region(0, ahi - alo - GRAM, 0, bhi - blo - GRAM))
+    runs = _anchors(
+        _grams(a, alo, ahi), _grams(b, blo, bhi), Region(0, ahi - alo - GRAM, 0, bhi - blo - GRAM)
+    )
     # only the first line of each run is matched; runs of equal hash may differ
-    return _at_anchors(a, b, gap, [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]], extended=False)
+    return _at_anchors(
+        a, b, gap, [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]], extended=False
+    )
 
 
-def _at_anchors(a: Numbers, b: Numbers, gap: Region, pairs: list[tuple[int, int]], *, extended: bool) -> list[Match | Region]:
+def _at_anchors(
+    a: Numbers, b: Numbers, gap: Region, pairs: list[tuple[int, int]], *, extended: bool
+) -> list[Match | Region]:
     """Give the matches of the anchors `pairs` and the gaps between them, ascending; empty without anchors.
 
     Args:
-        extended: equal lines after an anchor join its match, as trimming the next gap would match them anyway.
-            A further anchor among them is part of that match: its line has one place on each side.
+        extended: equal lines after an anchor join its match, as trimming the next gap would match them
+            anyway. A further anchor among them is part of that match: its line has one place on each side.
     """
     if not pairs:
         return []
@@ -321,7 +327,12 @@ def _slide(a: Numbers, b: Numbers, regions: list[Region]) -> list[Region]:
             lines, lo, hi = (b, blo, bhi) if alo == ahi else (a, alo, ahi)
             stop_a, stop_b = (out[-1].alo, out[-1].blo) if out else (len(a), len(b))
             n = 0
-            while hi + n < len(lines) and lines[lo + n] == lines[hi + n] and ahi + n < stop_a and bhi + n < stop_b:
+            while (
+                hi + n < len(lines)
+                and lines[lo + n] == lines[hi + n]
+                and ahi + n < stop_a
+                and bhi + n < stop_b
+            ):
                 n += 1
             alo, ahi, blo, bhi = alo + n, ahi + n, blo + n, bhi + n
         if out and out[-1].alo == ahi and out[-1].blo == bhi:

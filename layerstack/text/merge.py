@@ -55,7 +55,9 @@ def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) ->
     our_shift = their_shift = 0  # where line `done` of base is in ours and in theirs, minus done
     while i < len(in_ours) or j < len(in_theirs):
         first_i, first_j = i, j
-        lo = min(in_ours[i].alo if i < len(in_ours) else _FAR, in_theirs[j].alo if j < len(in_theirs) else _FAR)
+        lo = min(
+            in_ours[i].alo if i < len(in_ours) else _FAR, in_theirs[j].alo if j < len(in_theirs) else _FAR
+        )
         hi = -1
         while True:  # regions that overlap or touch form one group
             if i < len(in_ours) and _joins(in_ours[i], lo, hi, adjacent):
@@ -78,7 +80,9 @@ def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) ->
         elif i == first_i:
             out.append(theirs[their_at[their_lo] : their_at[their_hi]])
         else:
-            hunks.append(Hunk((lo + 1, hi - lo), (our_lo + 1, our_hi - our_lo), (their_lo + 1, their_hi - their_lo)))
+            hunks.append(
+                Hunk((lo + 1, hi - lo), (our_lo + 1, our_hi - our_lo), (their_lo + 1, their_hi - their_lo))
+            )
         done = hi
     if hunks:
         return Merged(None, tuple(hunks))

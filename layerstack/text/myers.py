@@ -55,7 +55,13 @@ def shortest(a: list[int], b: list[int], budget: Budget) -> list[tuple[int, int]
 
 
 def _middle(
-    a: list[int], b: list[int], box: tuple[int, int, int, int], ahead: list[int], back: list[int], zero: int, budget: Budget
+    a: list[int],
+    b: list[int],
+    box: tuple[int, int, int, int],
+    ahead: list[int],
+    back: list[int],
+    zero: int,
+    budget: Budget,
 ) -> tuple[int, int] | None:
     """Find the middle of a shortest path through the box; None beyond MAX_DISTANCE or the budget.
 
@@ -98,7 +104,9 @@ def _middle(
     return None
 
 
-def _widen(reach: list[int], zero: int, lo: int, hi: int, lowest: int, highest: int, never: int) -> tuple[int, int]:
+def _widen(
+    reach: list[int], zero: int, lo: int, hi: int, lowest: int, highest: int, never: int
+) -> tuple[int, int]:
     """Give the diagonals of the next step: one more at each end, one less where the box ends."""
     if lo > lowest:
         lo -= 1

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from layerstack.model.paths import ancestors, join
 from layerstack.tree.state import DIRECTORY, FILE, State
 
-DIRECTORIES = frozenset((".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".sass-cache", ".parcel-cache"))
+DIRECTORIES = frozenset(
+    (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".sass-cache", ".parcel-cache")
+)
 FILES = re.compile(r"\.eslintcache|\.stylelintcache|.*\.tsbuildinfo")
 TAG, SIGNATURE = "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55"
 BYTE_CODE = re.compile(r".*\.pyc(\.\d+)?")
@@ -25,7 +27,9 @@ _TAGS_KEPT = 20_000
 class Derived:
     """The rule over the trees of one publication."""
 
-    def __init__(self, trees: Sequence[Callable[[str], State | None]], ignored: Callable[[str, bool], bool]) -> None:
+    def __init__(
+        self, trees: Sequence[Callable[[str], State | None]], ignored: Callable[[str, bool], bool]
+    ) -> None:
         """`ignored`: (path, is it a directory?) -> do the `.gitignore` files of all the trees ignore it?"""
         self._trees, self._ignored = trees, ignored
         self._tagged: dict[str, bool] = {}
@@ -41,10 +45,17 @@ class Derived:
             return True
         if not directory and FILES.fullmatch(name):
             return True
-        if not directory and folder.rpartition("/")[2] == "__pycache__" and BYTE_CODE.fullmatch(name) and all(map(_is_compared, there)):
+        if (
+            not directory
+            and folder.rpartition("/")[2] == "__pycache__"
+            and BYTE_CODE.fullmatch(name)
+            and all(map(_is_compared, there))
+        ):
             return True
         at = path if directory else folder
-        return self.is_named(at) or (self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there))
+        return self.is_named(at) or (
+            self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there)
+        )
 
     def is_named(self, path: str) -> bool:
         """Check whether `path` is a directory of a known name, or below one."""
@@ -69,7 +80,11 @@ class Derived:
         if known is None:
             if len(self._tagged) >= _TAGS_KEPT:
                 self._tagged.clear()
-            found = [tree(join(path, TAG)) for tree in self._trees if (state := tree(path)) is not None and state.kind == DIRECTORY]
+            found = [
+                tree(join(path, TAG))
+                for tree in self._trees
+                if (state := tree(path)) is not None and state.kind == DIRECTORY
+            ]
             known = self._tagged[path] = bool(found) and all(map(_is_tag, found))
         return known
 
@@ -79,8 +94,8 @@ def _is_tag(state: State | None) -> bool:
 
 
 def _is_compared(state: State) -> bool:
-    """Recognise byte code by its header: a magic number, and flags that say how it is compared with its source
-    (PEP 552).
+    """Recognise byte code by its header: a magic number, and flags that say how it is compared with its
+    source (PEP 552).
     """
     if state.kind != FILE:
         return False

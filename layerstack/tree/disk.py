@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, overload
 
 from layerstack.kernel.fsync import Step, best_effort, no_step, remove_tree
-from layerstack.kernel.whiteout import get_mark, has_plain_file_whiteouts, is_opaque, is_whiteout, make_whiteout, set_opaque
+from layerstack.kernel.whiteout import (
+    get_mark,
+    has_plain_file_whiteouts,
+    is_opaque,
+    is_whiteout,
+    make_whiteout,
+    set_opaque,
+)
 from layerstack.kernel.xattrs import Form
 from layerstack.model.paths import join
 from layerstack.tree.fileops import link, make_directory, set_meta, set_times, set_xattrs, write_copy
@@ -138,9 +145,23 @@ class DiskTree:
     """
 
     def __init__(
-        self, root: str, form: Form, *, aside: str = "", step: Step = no_step, linkable: bool = True, room: int | None = None
+        self,
+        root: str,
+        form: Form,
+        *,
+        aside: str = "",
+        step: Step = no_step,
+        linkable: bool = True,
+        room: int | None = None,
     ) -> None:
-        self.root, self.form, self.aside, self.step, self.linkable, self.room = root, form, aside, step, linkable, room
+        self.root, self.form, self.aside, self.step, self.linkable, self.room = (
+            root,
+            form,
+            aside,
+            step,
+            linkable,
+            room,
+        )
         self._copies: dict[tuple[object, ...], str] = {}
         """Inode and attributes of a file with several names that could not be linked -> path of its copy;
         cleared by any removal.
@@ -224,7 +245,12 @@ class DiskTree:
 
     def _copy(self, path: str, state: State, *, times: bool) -> None:
         """Copy a file; further names of it become names of the one copy."""
-        several = not state.linkable and state.kind == FILE and state.body is None and os.lstat(state.path).st_nlink > 1
+        several = (
+            not state.linkable
+            and state.kind == FILE
+            and state.body is None
+            and os.lstat(state.path).st_nlink > 1
+        )
         key = (state.inode, state.meta, tuple(sorted(state.xattrs.items()))) if several else ()
         if key in self._copies:
             try:

@@ -97,7 +97,9 @@ class MemoryTree:
         node = self._find(path)
         if node is None:
             return self._disk().scan(path)
-        ours = [DirectoryEntry(name, child.kind) for name, child in node.children.items() if child is not None]
+        ours = [
+            DirectoryEntry(name, child.kind) for name, child in node.children.items() if child is not None
+        ]
         if not node.disk:
             return sorted(ours)
         there = self._disk().scan(path)

@@ -17,7 +17,9 @@ SEEN_MAX = 2_000
 class SeenTree(DiskTree):
     """A DiskTree that remembers what it read until one of its own methods changes the tree."""
 
-    def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, room: int | None = None) -> None:
+    def __init__(
+        self, root: str, form: Form, *, aside: str = "", step: Step = no_step, room: int | None = None
+    ) -> None:
         super().__init__(root, form, aside=aside, step=self._changing, room=room)
         self._outer_step = step
         self._listings: dict[str, Sequence[DirectoryEntry]] = {}

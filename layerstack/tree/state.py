@@ -54,7 +54,9 @@ class State:
         "times",
     )
 
-    def __init__(self, path: str, form: Form, status: os.stat_result | None = None, *, linkable: bool = True) -> None:
+    def __init__(
+        self, path: str, form: Form, status: os.stat_result | None = None, *, linkable: bool = True
+    ) -> None:
         s = os.lstat(path) if status is None else status
         self.kind = kind_of(s.st_mode)
         self.meta: Meta = (stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid)
@@ -74,7 +76,12 @@ class State:
         new = object.__new__(State)
         new.kind, new.meta, new.form, new.linkable = self.kind, meta, self.form, source.linkable
         new.path, new.size, new.times, new.inode = source.path, source.size, source.times, source.inode
-        new.body, new.target_text, new.allocated, new.links = source.body, source.target_text, source.allocated, source.links
+        new.body, new.target_text, new.allocated, new.links = (
+            source.body,
+            source.target_text,
+            source.allocated,
+            source.links,
+        )
         if isinstance(content, bytes):
             new.body, new.size, new.inode, new.links = content, len(content), (-1, id(content)), 1
         new._xattrs = xattrs
@@ -102,7 +109,11 @@ class State:
     @property
     def hides(self) -> bool:
         """True for a file that is a whiteout, in the form that needs no device."""
-        return self.kind == FILE and self.body is None and is_plain_file_whiteout(self.path, self.size, self.form)
+        return (
+            self.kind == FILE
+            and self.body is None
+            and is_plain_file_whiteout(self.path, self.size, self.form)
+        )
 
     def data(self, limit: int | None = None) -> bytes:
         """Read a file, at most `limit` bytes; without a limit the caller has checked `size`."""

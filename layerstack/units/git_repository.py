@@ -44,7 +44,14 @@ _OWN = frozenset(
 _HAND = frozenset(("config", "description", "info/exclude", "info/attributes"))
 """Texts that people write: the decision table decides them as any text."""
 _ALONE = frozenset(
-    ("FETCH_HEAD", "gitk.cache", "gc.log", "objects/info/packs", "objects/info/commit-graph", "objects/pack/multi-pack-index")
+    (
+        "FETCH_HEAD",
+        "gitk.cache",
+        "gc.log",
+        "objects/info/packs",
+        "objects/info/commit-graph",
+        "objects/pack/multi-pack-index",
+    )
 )
 """Files on which no other file depends."""
 _OF_MAIN = frozenset(("bisect", "worktree", "rewritten"))
@@ -94,7 +101,11 @@ def _places(folder: str) -> tuple[str | None, tuple[str, ...]]:
         ends = [n for n in range(1, len(names)) if names[n] in _BARE]
         return None, tuple("/".join(names[:n]) for n in ends)
     root = "/".join(names[: at + 1])
-    ends = [n for n in range(at + 3, len(names)) if names[n] in _OWN] if names[at + 1 : at + 2] == ["modules"] else []
+    ends = (
+        [n for n in range(at + 3, len(names)) if names[n] in _OWN]
+        if names[at + 1 : at + 2] == ["modules"]
+        else []
+    )
     return root, tuple("/".join(names[:n]) for n in ends)
 
 
@@ -136,7 +147,9 @@ def is_repository(root: str, tree: Find) -> bool:
     head = tree(f"{root}/HEAD")
     if head is None or head.kind != FILE:
         return False
-    if any((state := tree(f"{root}/{name}")) is None or state.kind != DIRECTORY for name in ("objects", "refs")):
+    if any(
+        (state := tree(f"{root}/{name}")) is None or state.kind != DIRECTORY for name in ("objects", "refs")
+    ):
         return False
     return _places(root)[0] is not None or _HEAD.match(head.data(64)) is not None
 
@@ -149,7 +162,15 @@ def commit_of(root: str, tree: Find) -> str | None:
     return head.decode() if head and head.isalnum() else None
 
 
-def united(root: str, ours: Collection[str], theirs: Collection[str], unlike: Collection[str], base: Find, own: Find, head: Find) -> bool:
+def united(
+    root: str,
+    ours: Collection[str],
+    theirs: Collection[str],
+    unlike: Collection[str],
+    base: Find,
+    own: Find,
+    head: Find,
+) -> bool:
     """Check whether the union of both sides' changes is a repository.
 
     Args:
@@ -160,7 +181,11 @@ def united(root: str, ours: Collection[str], theirs: Collection[str], unlike: Co
     if any(found is None for side in sides for found in side.values()):
         return False  # the directory of the repository itself changed
     both = set(sides[0].values()) & set(sides[1].values()) - {OBJECTS}
-    if any(path in unlike and (found in both or path in sides[1 - n]) for n, side in enumerate(sides) for path, found in side.items()):
+    if any(
+        path in unlike and (found in both or path in sides[1 - n])
+        for n, side in enumerate(sides)
+        for path, found in side.items()
+    ):
         return False
     for side in sides:
         if any(found == OBJECTS and base(path) is not None for path, found in side.items()):
@@ -173,7 +198,9 @@ def united(root: str, ours: Collection[str], theirs: Collection[str], unlike: Co
     if any(refs.too_large for refs in trees):
         return False
     if f"{root}/packed-refs" in {*ours, *theirs}:
-        for name in {found[1] for side in sides for found in side.values() if found is not None and found[0] == "ref"}:
+        for name in {
+            found[1] for side in sides for found in side.values() if found is not None and found[0] == "ref"
+        }:
             b, o, h, merged = (refs.get(name) for refs in trees)
             wanted = o if o == h or b == h else h
             if merged != wanted or (b not in (o, h) and o != h):

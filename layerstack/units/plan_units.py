@@ -11,7 +11,18 @@ from layerstack.layers.index import Layer
 from layerstack.layers.index_record import Index
 from layerstack.model.paths import ancestors, parent
 from layerstack.tree.state import DIRECTORY
-from layerstack.units.units import BUILT_IN, SQLITE, Candidates, Decided, Kind, Sides, Unit, decide, named_in, units_of
+from layerstack.units.units import (
+    BUILT_IN,
+    SQLITE,
+    Candidates,
+    Decided,
+    Kind,
+    Sides,
+    Unit,
+    decide,
+    named_in,
+    units_of,
+)
 
 
 def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
@@ -22,7 +33,9 @@ def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
     return known[1]
 
 
-def decided_units(own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequence[Kind], sides: Callable[[], Sides]) -> list[Decided]:
+def decided_units(
+    own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequence[Kind], sides: Callable[[], Sides]
+) -> list[Decided]:
     """Decide the units of which one side's publication would mix in a part.
 
     Args:
@@ -30,11 +43,14 @@ def decided_units(own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequen
         newer: the layers of the head since `base`.
     Cost: a search of the names, once per layer; the rest only where a name may be that of a member.
     """
-    named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer), _unnamed(own, newer, base))
+    named = named_in(own.index or {}, kinds).union(
+        *(named_by(layer, kinds) for layer in newer), _unnamed(own, newer, base)
+    )
     if not named:
         return []
     found = [
-        decide(unit, _candidates(unit, own, newer, base), sides()) for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))
+        decide(unit, _candidates(unit, own, newer, base), sides())
+        for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))
     ]
     return [one for one in found if one is not None]
 
@@ -81,7 +97,11 @@ def _hidden(layer: Layer, root: str, base: Chain) -> Iterator[str]:
     directory.
     """
     above = any((rec := layer.get(path)) is not None and rec.covers for path in (*ancestors(root), root))
-    for path in [root] if above else [path for path in layer.under(root) if (rec := layer.get(path)) is not None and rec.covers]:
+    for path in (
+        [root]
+        if above
+        else [path for path in layer.under(root) if (rec := layer.get(path)) is not None and rec.covers]
+    ):
         found = base.find(path)
         if found is not None and found.kind == DIRECTORY:
             yield from base.walk(path)
@@ -91,8 +111,14 @@ def _listed(layer: Layer, root: str) -> tuple[set[str], set[str]]:
     """List the paths of a layer at and below `root`, unchanged containers left out, and those of them that
     are directories deleted and made again.
     """
-    paths = {path for path in (root, *layer.under(root)) if (rec := layer.get(path)) is not None and not rec.quiet}
-    return paths, {path for path in paths if (rec := layer.get(path)) is not None and rec.kind == DIRECTORY and rec.opaque}
+    paths = {
+        path for path in (root, *layer.under(root)) if (rec := layer.get(path)) is not None and not rec.quiet
+    }
+    return paths, {
+        path
+        for path in paths
+        if (rec := layer.get(path)) is not None and rec.kind == DIRECTORY and rec.opaque
+    }
 
 
 def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) -> bool:
@@ -107,7 +133,9 @@ def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) ->
                 return True
             if any(path in index for unit in theirs for path in unit.kind.members(unit.root) or ()):
                 return True
-            if any(layer.get(path) is not None for unit in named for path in unit.kind.members(unit.root) or ()):
+            if any(
+                layer.get(path) is not None for unit in named for path in unit.kind.members(unit.root) or ()
+            ):
                 return True
     return False
 
@@ -119,6 +147,10 @@ def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:
     for unit in units_of(path, (*kinds, *BUILT_IN)):
         if unit.holds(path) and unit.kind.is_there(unit.root, sides.trees):
             few = unit.kind.members(unit.root) or ()
-            if not any((state := tree(member)) is not None and state.kind == DIRECTORY for tree in sides.trees for member in few):
+            if not any(
+                (state := tree(member)) is not None and state.kind == DIRECTORY
+                for tree in sides.trees
+                for member in few
+            ):
                 return unit
     return Unit(SQLITE, path) if SQLITE.begins(path, sides.trees) else None

@@ -111,7 +111,7 @@ class _Sqlite(Kind):
 
 
 class _Lmdb(Kind):
-    """A directory with data.mdb, and the helper lock.mdb, which the next process that opens it makes again."""
+    """A directory with data.mdb, and the helper lock.mdb, which the next process that opens it makes again."""  # noqa: E501
 
     name = "lmdb"
     MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
@@ -139,7 +139,9 @@ class _LevelDb(Kind):
     """
 
     name = "leveldb"
-    NAMES = re.compile(r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)")
+    NAMES = re.compile(
+        r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)"
+    )
     HELPERS = re.compile(r"LOCK|LOG(\.old.*)?")
     CURRENT = re.compile(rb"MANIFEST-\d+\n?")
 
@@ -155,7 +157,11 @@ class _LevelDb(Kind):
     def is_there(self, root: str, trees: Sequence[Find]) -> bool:
         for tree in trees:
             head = _head(tree(join(root, "CURRENT")), 64)
-            if head is not None and self.CURRENT.fullmatch(head) and tree(join(root, head.decode().strip())) is not None:
+            if (
+                head is not None
+                and self.CURRENT.fullmatch(head)
+                and tree(join(root, head.decode().strip())) is not None
+            ):
                 return True
         return False
 
@@ -222,7 +228,9 @@ class NamedUnits(Kind):
 
     def holds(self, root: str, path: str) -> bool:
         below = path[len(root) + 1 :] if root else path
-        return (not root or path.startswith(root + "/")) and any(glob.matches(below) for glob in self._members)
+        return (not root or path.startswith(root + "/")) and any(
+            glob.matches(below) for glob in self._members
+        )
 
     def is_there(self, root: str, trees: Sequence[Find]) -> bool:
         return True
@@ -238,13 +246,26 @@ class _Glob:
         pattern, raw = self._pattern, byte_order(path)
         if pattern is not None and pattern.name_only:
             raw = raw.rpartition(b"/")[2]
-        return pattern is not None and (pattern.literal == raw if pattern.literal is not None else pattern.matches(raw))
+        return pattern is not None and (
+            pattern.literal == raw if pattern.literal is not None else pattern.matches(raw)
+        )
 
 
 SQLITE = _Sqlite()
 BUILT_IN: tuple[Kind, ...] = (_Git(), _Lmdb(), _LevelDb(), SQLITE)
 
-_NEEDLES = ("-wal\n", "-shm\n", "-journal\n", ".mdb\n", "CURRENT\n", "MANIFEST-", ".log\n", ".ldb\n", ".sst\n", *git_repository.NEEDLES)
+_NEEDLES = (
+    "-wal\n",
+    "-shm\n",
+    "-journal\n",
+    ".mdb\n",
+    "CURRENT\n",
+    "MANIFEST-",
+    ".log\n",
+    ".ldb\n",
+    ".sst\n",
+    *git_repository.NEEDLES,
+)
 """Substrings, one of which is in `<path>LF` of each path for which a built-in kind gives a root."""
 _BATCH = 4096
 
@@ -283,7 +304,9 @@ def held_by(units: Iterable[Unit]) -> Callable[[str], bool]:
             wide.setdefault(unit.root, []).append(unit)
         else:
             few.update(members)
-    return lambda path: path in few or any(unit.holds(path) for at in (*ancestors(path), path) for unit in wide.get(at, ()))
+    return lambda path: (
+        path in few or any(unit.holds(path) for at in (*ancestors(path), path) for unit in wide.get(at, ()))
+    )
 
 
 # ---- the decision
@@ -363,7 +386,9 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
             theirs.add(path)
         if any(again) or differs(o, h):
             unlike.add(path)
-    helpers = {path for path in ours | theirs if path not in folders and kind.helps(root, path)}  # a directory may contain anything
+    helpers = {
+        path for path in ours | theirs if path not in folders and kind.helps(root, path)
+    }  # a directory may contain anything
     own, other = ours - helpers, theirs - helpers
     changed = tuple(sorted(own | other, key=byte_order))
     if not (own and other and (own | other) & unlike):
@@ -375,7 +400,11 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
     if isinstance(kind, _Git):
         mixed = git_repository.united(root, own, other, unlike, *sides.trees)
         return None if mixed else Decided(unit, CONFLICT, changed)
-    there = [path for path in few or () if not kind.helps(root, path) and any(tree(path) is not None for tree in sides.trees)]
+    there = [
+        path
+        for path in few or ()
+        if not kind.helps(root, path) and any(tree(path) is not None for tree in sides.trees)
+    ]
     ignored = all(map(sides.loose, {*changed, *there}))
     if sides.derived(root, ignored):
         return Decided(unit, HEAD, changed, frozenset(ours & unlike), True)

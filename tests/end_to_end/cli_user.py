@@ -1,4 +1,6 @@
-"""A person at the command line with one workspace: what the programs answer, and what the kernel and the engine hold of the sandboxes."""
+"""A person at the command line with one workspace: what the programs answer, and what the kernel and the
+engine hold of the sandboxes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def is_first(pid: int) -> bool:
 
 
 class Desk:
-    """`person` in front of a workspace with a.txt and d/b.txt. `cache`: shared by desks, so that the bundle is built once."""
+    """`person` in front of a workspace with a.txt and d/b.txt. `cache`: shared by desks, so that the bundle
+    is built once.
+    """
 
     def __init__(self, person: Person, cache: Path, **env: str) -> None:
         self.person = person
@@ -60,28 +64,38 @@ class Desk:
                 os.chown(one, ORDINARY_UID, ORDINARY_UID)
         return path
 
-    def run(self, program: str, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, program: str, *words: str, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         argv = [self.person.python, "-m", MODULES.get(program, f"eos_mcp.cli.{program}"), *words]
-        code, out, err = self.person.run(argv, env=self.person.environment(**self.env, **(env or {})), timeout_s=self.patience_s)
+        code, out, err = self.person.run(
+            argv, env=self.person.environment(**self.env, **(env or {})), timeout_s=self.patience_s
+        )
         return subprocess.CompletedProcess(argv, code, out, err)
 
     def do(self, program: str, *words: str) -> dict[str, Any]:
         """The one object that a program prints."""
         return programs.result(self.run(program, *words))
 
-    def refused(self, program: str, *words: str, env: dict[str, str] | None = None, status: int = 1) -> dict[str, Any]:
+    def refused(
+        self, program: str, *words: str, env: dict[str, str] | None = None, status: int = 1
+    ) -> dict[str, Any]:
         """The one error that a program prints: one line on standard error, nothing on standard output."""
         return programs.error(self.run(program, *words, env=env), status)
 
     def create(self, image: str, *, cls: type[Sandbox] | None = None) -> Sandbox:
-        record = self.do("manager", "create_sandbox", "--image", image, "--workspace-bind-root", str(self.workspace))
+        record = self.do(
+            "manager", "create_sandbox", "--image", image, "--workspace-bind-root", str(self.workspace)
+        )
         leaks.note("sandbox", record["id"])
         kind = cls or (Sandbox if image == "host" else Container)
         return kind(self, record["id"], record["shared_base"]["root_hash"])
 
     def refused_create(self, image: str, root: str | Path | None = None, **env: str) -> dict[str, Any]:
         where = str(root or self.workspace)
-        return self.refused("manager", "create_sandbox", "--image", image, "--workspace-bind-root", where, env=env)
+        return self.refused(
+            "manager", "create_sandbox", "--image", image, "--workspace-bind-root", where, env=env
+        )
 
     def make_state(self) -> None:
         """The state directory before any program made it: something is to be mounted there."""
@@ -99,15 +113,25 @@ class Desk:
         assert done.returncode == 0, done.stderr
 
     def left_in_state(self) -> list[str]:
-        """What a refused or destroyed sandbox may have left: its directory, its record, a probe's directory."""
+        """What a refused or destroyed sandbox may have left: its directory, its record, a probe's directory."""  # noqa: E501
         own = ("gateway.", "instance_id", "registry.json")
         folders = ("sandboxes", "exports", "export-records")
-        found = [name for name in sorted(os.listdir(self.state)) if not name.startswith(own) and name not in folders]
+        found = [
+            name
+            for name in sorted(os.listdir(self.state))
+            if not name.startswith(own) and name not in folders
+        ]
         for folder in folders:
             if (self.state / folder).exists():
-                found += [f"{folder}/{name}" for name in os.listdir(self.state / folder) if not name.endswith(reserve.SUFFIX)]
+                found += [
+                    f"{folder}/{name}"
+                    for name in os.listdir(self.state / folder)
+                    if not name.endswith(reserve.SUFFIX)
+                ]
         if (self.state / "registry.json").exists():
-            found += [record["id"] for record in json.loads((self.state / "registry.json").read_text())["sandboxes"]]
+            found += [
+                record["id"] for record in json.loads((self.state / "registry.json").read_text())["sandboxes"]
+            ]
         return found
 
 
@@ -167,7 +191,9 @@ class Sandbox:
 
     def runner(self, session: str) -> int:
         """The resident process of a session: the zygote's child in whose mounts the session's upper is."""
-        (found,) = [pid for pid in children_of(self.zygote()) if session in mountinfo(pid) and is_first(pid)]  # not its file helper
+        (found,) = [
+            pid for pid in children_of(self.zygote()) if session in mountinfo(pid) and is_first(pid)
+        ]  # not its file helper
         return found
 
     def members(self, session: str) -> list[int]:
@@ -176,7 +202,13 @@ class Sandbox:
 
     def uppers(self) -> list[Path]:
         """Every directory that a session writes or wrote into."""
-        return sorted([*self.store.glob("sessions/*/upper"), *self.store.glob("drafts/*/*/"), *self.store.glob("layers/*/")])
+        return sorted(
+            [
+                *self.store.glob("sessions/*/upper"),
+                *self.store.glob("drafts/*/*/"),
+                *self.store.glob("layers/*/"),
+            ]
+        )
 
     def uppers_in_use(self) -> list[str]:
         return [str(path) for path in self.uppers() if overlay.in_use(str(path), ELSEWHERE)]
@@ -191,7 +223,9 @@ class Container(Sandbox):
 
     def agent(self) -> int:
         first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
-        return next(pid for pid in descendants(first) if b"sandbox-daemon\0serve\0" in cmdline(pid))  # a parent comes before its children
+        return next(
+            pid for pid in descendants(first) if b"sandbox-daemon\0serve\0" in cmdline(pid)
+        )  # a parent comes before its children
 
     def everything(self) -> list[int]:
         first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
@@ -201,7 +235,14 @@ class Container(Sandbox):
         """Those of a container are its own; the engine starts it again by itself."""
 
     def log(self) -> str:
-        done = subprocess.run(["docker", "logs", self.id], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            ["docker", "logs", self.id],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         return done.stdout + done.stderr
 
     def restart(self) -> None:
@@ -214,7 +255,7 @@ class Container(Sandbox):
 
 
 class Watched(NamedTuple):
-    """A process that must come to its end, held by a descriptor, so that its number cannot become another's."""
+    """A process that must come to its end, held by a descriptor, so that its number cannot become another's."""  # noqa: E501
 
     pid: int
     descriptor: int
@@ -235,7 +276,9 @@ def living(watched: Iterable[Watched], *, wait_s: float = LEFT_WAIT_S) -> list[i
 
 
 def docker(*words: str) -> str:
-    done = subprocess.run(["docker", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["docker", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -243,7 +286,9 @@ def docker(*words: str) -> str:
 def in_engine(text: str) -> list[str]:
     """Containers and volumes whose names hold `text`, or whose gateway is of that instance id."""
     names = docker("ps", "-a", "--format", "{{.Names}}", "--filter", f"name={text}").split()
-    names += docker("ps", "-a", "--format", "{{.Names}}", "--filter", f"label=eos.gateway_instance_id={text}").split()
+    names += docker(
+        "ps", "-a", "--format", "{{.Names}}", "--filter", f"label=eos.gateway_instance_id={text}"
+    ).split()
     return names + docker("volume", "ls", "-q", "--filter", f"name={text}").split()
 
 
@@ -252,4 +297,6 @@ def assert_told(error: dict[str, Any], reason: str, *names: str, kind: str = "in
     assert (error["kind"], error["details"].get("reason")) == (kind, reason), error
     for name in names:
         assert name in error["message"], error
-    assert "\n" not in error["message"] and "Traceback" not in str(error) and error["details"].get("hint"), error
+    assert "\n" not in error["message"] and "Traceback" not in str(error) and error["details"].get("hint"), (
+        error
+    )

@@ -23,13 +23,21 @@ def installed() -> Generator[unprivileged_install.Installed]:
 
 
 @pytest.fixture
-def person(request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -> Generator[Callable[[str], Person]]:
-    """person("root") or person("ordinary"): a fresh home; at the end its gateway is stopped and nothing that names the home is left."""
+def person(
+    request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]
+) -> Generator[Callable[[str], Person]]:
+    """person("root") or person("ordinary"): a fresh home; at the end its gateway is stopped and nothing that
+    names the home is left.
+    """
     homes: list[Person] = []
 
     def make(who: str) -> Person:
         home = Path(make_short_dir("eos-h-"))
-        made = users.root(home) if who == "root" or os.geteuid() else users.ordinary(request.getfixturevalue("installed"), home)
+        made = (
+            users.root(home)
+            if who == "root" or os.geteuid()
+            else users.ordinary(request.getfixturevalue("installed"), home)
+        )
         made = made._replace(cache=cache_of(made))
         homes.append(made)
         return made
@@ -45,7 +53,9 @@ def person(request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -
 
 @pytest.fixture(scope="session")
 def cache_of() -> Callable[[Person], Path]:
-    """A cache directory for each kind of person, shared by all tests of a run: bundles and bases are made once."""
+    """A cache directory for each kind of person, shared by all tests of a run: bundles and bases are made
+    once.
+    """
 
     def find(who: Person) -> Path:
         path = leaks.shared() / ("cache" if who.uid is None else f"cache-{who.uid}")
@@ -74,9 +84,14 @@ def desk(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) ->
 
 @pytest.fixture
 def sandbox(
-    request: pytest.FixtureRequest, person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
+    request: pytest.FixtureRequest,
+    person: Callable[[str], Person],
+    cache_of: Callable[[Person], Path],
+    image: Callable[[str], str],
 ) -> Generator[Sandbox]:
-    """A new sandbox at a new desk, in the place that `in_places` says, else root's on the machine itself; at the end nothing of it is left."""
+    """A new sandbox at a new desk, in the place that `in_places` says, else root's on the machine itself; at
+    the end nothing of it is left.
+    """
     place = getattr(request, "param", "root")
     who = person("ordinary" if place == "ordinary" else "root")
     made = Desk(who, cache_of(who)).create("host" if place in ("root", "ordinary") else image(place))

@@ -1,6 +1,8 @@
-"""What guards the ways beside a session: who may speak to an agent, what neighbours on an engine get through, what one session may have, what an export does.
+"""What guards the ways beside a session: who may speak to an agent, what neighbours on an engine get through,
+what one session may have, what an export does.
 
-A row is a name, what may come out, and for which providers it is tried; `findings` tries all of them on two sandboxes of one.
+A row is a name, what may come out, and for which providers it is tried; `findings` tries all of them on two
+sandboxes of one.
 """
 
 from __future__ import annotations
@@ -40,10 +42,21 @@ APART = "Sandboxes on one engine"
 SHARE = "What one session may have"
 EXPORT = "Exports"
 SAID = {
-    PEERS: "At the agent's own ports, which every user of the machine can connect to ([ADR 0039](adr/0039-who-speaks-is-proved.md)). Words are reasons, numbers the status of HTTP.",
-    APART: "From a session of one container to a session of another ([ADR 0059](adr/0059-what-neighbours-send-is-dropped.md)); each way in which a packet can be sent without a power over the network.",
-    SHARE: "Of what all share ([ADR 0041](adr/0041-the-agent-has-memory-of-its-own.md)); in a session, beside which another one runs a command afterwards.",
-    EXPORT: "What is refused before anything is written, and what is left out ([ADR 0036](adr/0036-a-voucher-for-each-staging.md), "
+    PEERS: (
+        "At the agent's own ports, which every user of the machine can connect to ([ADR "
+        "0039](adr/0039-who-speaks-is-proved.md)). Words are reasons, numbers the status of HTTP."
+    ),
+    APART: (
+        "From a session of one container to a session of another ([ADR "
+        "0059](adr/0059-what-neighbours-send-is-dropped.md)); each way in which a packet can be sent "
+        "without a power over the network."
+    ),
+    SHARE: (
+        "Of what all share ([ADR 0041](adr/0041-the-agent-has-memory-of-its-own.md)); in a session, "
+        "beside which another one runs a command afterwards."
+    ),
+    EXPORT: "What is refused before anything is written, and what is left out ([ADR "
+    "0036](adr/0036-a-voucher-for-each-staging.md), "
     "[0037](adr/0037-what-an-export-leaves-to-the-person.md), [0044](adr/0044-a-server-has-roots.md)).",
 }
 
@@ -83,11 +96,17 @@ ROWS: dict[str, Guard] = {
     "more memory than a session may have": _row(SHARE, "killed"),
     "a lower oom score of its own": _row(SHARE, "EACCES"),
     "an oom score above that of its pid 1": _row(
-        SHARE, "works", why="what a command takes costs a command first, then its session, and the agent last of all"
+        SHARE,
+        "works",
+        why="what a command takes costs a command first, then its session, and the agent last of all",
     ),
     "another session runs a command afterwards": _row(SHARE, "works"),
     "what the person changed meanwhile": _row(EXPORT, "export_conflict"),
-    "a git hook": _row(EXPORT, "left out", why="a repository keeps its own `.git`; `--with-git` wants `--allow-unsafe` for it"),
+    "a git hook": _row(
+        EXPORT,
+        "left out",
+        why="a repository keeps its own `.git`; `--with-git` wants `--allow-unsafe` for it",
+    ),
     "a git hook, with the .git": _row(EXPORT, "unsafe_content"),
     "a name that exports use themselves": _row(EXPORT, "reserved_names"),
     "a setuid bit": _row(EXPORT, "left out"),
@@ -133,7 +152,9 @@ class _Line:
         self.reader, self.writer = reader, writer
 
     async def ask(self, *values: Any) -> dict[str, Any]:
-        self.writer.write(b"".join(value if isinstance(value, bytes) else protocol.encode(value) for value in values))
+        self.writer.write(
+            b"".join(value if isinstance(value, bytes) else protocol.encode(value) for value in values)
+        )
         async with asyncio.timeout(60):
             return dict(json.loads(await self.reader.readline()))
 
@@ -155,10 +176,14 @@ async def _peers(host: Host, one: str, other: str) -> dict[str, str]:
         opened.append(_Line(*await asyncio.open_connection(record.daemon.host, record.daemon.port)))
         return opened[-1]
 
-    async def tried(name: str, shown: Callable[[str, dict[str, Any]], Awaitable[Any]], *, sandbox: str = one) -> None:
+    async def tried(
+        name: str, shown: Callable[[str, dict[str, Any]], Awaitable[Any]], *, sandbox: str = one
+    ) -> None:
         here, nonce = await line(), proof.new_nonce()
         met = await here.ask(proof.hello(sandbox, nonce))
-        found[name] = _reason(met) if "error" in met else _reason(await here.ask(await shown(nonce, met), request))
+        found[name] = (
+            _reason(met) if "error" in met else _reason(await here.ask(await shown(nonce, met), request))
+        )
 
     async def right(nonce: str, met: dict[str, Any]) -> Any:
         return proof.check(record.token, one, nonce, met)
@@ -193,30 +218,47 @@ def _by_http(record: SandboxRecord, second: SandboxRecord) -> Iterator[tuple[str
         assert of.daemon_http is not None
         connection = http.client.HTTPConnection(of.daemon_http.host, of.daemon_http.port, timeout=60)
         connection.request(
-            method, path, body=b"{}" if method == "POST" else None, headers={n.replace("_", "-"): v for n, v in fields.items()}
+            method,
+            path,
+            body=b"{}" if method == "POST" else None,
+            headers={n.replace("_", "-"): v for n, v in fields.items()},
         )
         answer = connection.getresponse()
         answer.read()
         connection.close()
         return answer
 
-    def redeemed(token: str, sandbox: str, of_prefix: str, end: int, at: SandboxRecord = record) -> http.client.HTTPResponse:
+    def redeemed(
+        token: str, sandbox: str, of_prefix: str, end: int, at: SandboxRecord = record
+    ) -> http.client.HTTPResponse:
         return ask(at, f"{prefix}/?{proof.TICKET_KEY}={proof.ticket(token, sandbox, of_prefix, end)}")
 
     yield "files by HTTP without a token", str(ask(record, "/files/list", "POST").status)
     yield "a server by HTTP without a token", str(ask(record, f"{prefix}/").status)
-    yield "a ticket for another port", str(redeemed(record.token, record.id, "/forward/shared/8001", until).status)
+    yield (
+        "a ticket for another port",
+        str(redeemed(record.token, record.id, "/forward/shared/8001", until).status),
+    )
     yield "a ticket of another sandbox", str(redeemed(second.token, second.id, prefix, until).status)
-    yield "a ticket that is over", str(redeemed(record.token, record.id, prefix, until - 2 * proof.TICKET_S).status)
+    yield (
+        "a ticket that is over",
+        str(redeemed(record.token, record.id, prefix, until - 2 * proof.TICKET_S).status),
+    )
     theirs = redeemed(second.token, second.id, prefix, until, second).getheader("Set-Cookie") or ""
-    yield "a cookie of another sandbox", str(ask(record, f"{prefix}/", Cookie=theirs.partition(";")[0]).status)
+    yield (
+        "a cookie of another sandbox",
+        str(ask(record, f"{prefix}/", Cookie=theirs.partition(";")[0]).status),
+    )
     own = redeemed(record.token, record.id, prefix, until)
     cookie = (own.getheader("Set-Cookie") or "").partition(";")[0]
     yield (
         "a request of a page of another origin",
         str(ask(record, f"{prefix}/", "POST", Cookie=cookie, Origin="http://page.example").status),
     )
-    yield "a Host that is a name", str(ask(record, f"{prefix}/", Host="page.example", X_Eos_Token=record.token).status)
+    yield (
+        "a Host that is a name",
+        str(ask(record, f"{prefix}/", Host="page.example", X_Eos_Token=record.token).status),
+    )
     yield "a right ticket", str(own.status)
 
 
@@ -263,7 +305,7 @@ for _ in range(3):
     send("a datagram that is bound to the interface", to, True)
     send("a broadcast", to.rpartition(".")[0].rpartition(".")[0] + ".255.255")
     send("a multicast", "239.7.7.7")
-"""
+"""  # noqa: E501
 ADDRESS = "hostname -i | cut -d' ' -f1"
 
 
@@ -274,19 +316,31 @@ async def _script(host: Host, sandbox: str, name: str, text: str) -> str:
 
 
 async def _apart(host: Host, one: str, other: str) -> dict[str, str]:
-    listening, sending = await _script(host, other, "listen.py", LISTEN), await _script(host, one, "send.py", SEND)
+    listening, sending = (
+        await _script(host, other, "listen.py", LISTEN),
+        await _script(host, one, "send.py", SEND),
+    )
     own, to = [(await host.run(each, ADDRESS, tty=False)).strip() for each in (one, other)]
     running = await host.ask(
-        other, "exec_command", cmd=f"exec python3 listen.py {to}", workspace_session_id=listening, tty=False, yield_time_ms=0
+        other,
+        "exec_command",
+        cmd=f"exec python3 listen.py {to}",
+        workspace_session_id=listening,
+        tty=False,
+        yield_time_ms=0,
     )
     key = running["command_session_id"]
 
     async def heard() -> list[str]:
-        return str((await host.ask(other, "read_command_lines", command_session_id=key))["output"]).splitlines()
+        return str(
+            (await host.ask(other, "read_command_lines", command_session_id=key))["output"]
+        ).splitlines()
 
     while "up" not in await heard():
         pass
-    said = json.loads(await host.run(one, f"python3 send.py {own} {to}", workspace_session_id=sending, tty=False))
+    said = json.loads(
+        await host.run(one, f"python3 send.py {own} {to}", workspace_session_id=sending, tty=False)
+    )
     await host.run(
         other,
         f"python3 -c \"import socket; socket.socket(2, 2).sendto(b'end', ('{to}', 8003))\"",
@@ -366,24 +420,31 @@ tried("a lower oom score of its own", score)
 tried("an oom score above that of its pid 1", above)
 tried("more memory than a session may have", memory)
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 async def _share(host: Host, one: str) -> dict[str, str]:
     beside = str((await host.ask(one, "create_workspace_session"))["workspace_session_id"])
     session = await _script(host, one, "hog.py", HOG)
-    found: dict[str, str] = json.loads(await host.run(one, "python3 hog.py", workspace_session_id=session, tty=False))
+    found: dict[str, str] = json.loads(
+        await host.run(one, "python3 hog.py", workspace_session_id=session, tty=False)
+    )
     said = await host.run(one, "echo here", workspace_session_id=beside, tty=False)
     return {**found, "another session runs a command afterwards": "works" if said == "here" else said}
 
 
 # Exports
 
-MAKE = "mkdir -p .git/hooks d && printf '#!/bin/sh\\n' > .git/hooks/pre-commit && chmod 755 .git/hooks/pre-commit && echo ours > a.txt && cp /bin/true d/set && chmod 4755 d/set"
+MAKE = (
+    "mkdir -p .git/hooks d && printf '#!/bin/sh\\n' > .git/hooks/pre-commit && chmod 755 "
+    ".git/hooks/pre-commit && echo ours > a.txt && cp /bin/true d/set && chmod 4755 d/set"
+)
 
 
 async def _exports(host: Host, one: str, folder: str) -> dict[str, str]:
-    assert (await host.ask(one, "exec_command", cmd=MAKE, tty=False, yield_time_ms=30_000)).get("status") == "ok"
+    assert (await host.ask(one, "exec_command", cmd=MAKE, tty=False, yield_time_ms=30_000)).get(
+        "status"
+    ) == "ok"
     found: dict[str, str] = {}
 
     async def refused(name: str, **args: Any) -> None:
@@ -399,7 +460,11 @@ async def _exports(host: Host, one: str, folder: str) -> dict[str, str]:
         return dest
 
     await refused("what the person changed meanwhile", dest=place("changed", **{"a.txt": "the person's own"}))
-    await refused("a destination outside a server's roots", dest=f"{folder}/elsewhere", allowed_roots=[f"{folder}/roots"])
+    await refused(
+        "a destination outside a server's roots",
+        dest=f"{folder}/elsewhere",
+        allowed_roots=[f"{folder}/roots"],
+    )
     await refused("~/.ssh as destination", dest=os.path.expanduser("~/.ssh/x"))
     kept = place("repository")
     os.unlink(f"{kept}/a.txt")
@@ -410,12 +475,16 @@ async def _exports(host: Host, one: str, folder: str) -> dict[str, str]:
     await host.do("export_changes", sandbox_id=one, dest=kept, on_conflict="overwrite")
     found["a git hook"] = "left out" if os.listdir(f"{kept}/.git") == [] else "written"
     found["a setuid bit"] = "left out" if not os.stat(f"{kept}/d/set").st_mode & stat.S_ISUID else "written"
-    found["the journal of an export that this gateway did not begin"] = "not followed" if shape(victim) == before else "followed"
+    found["the journal of an export that this gateway did not begin"] = (
+        "not followed" if shape(victim) == before else "followed"
+    )
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{folder}/new/a.txt")
     await host.do("export_changes", sandbox_id=one, dest=f"{folder}/new", skip_unsafe=True)
     found["a new directory"] = "works" if os.path.exists(f"{folder}/new/a.txt") else "nothing"
     cmd = "mkdir -p x/.eos-export-1 && echo 1 > x/.eos-export-1/plan"
-    assert (await host.ask(one, "exec_command", cmd=cmd, tty=False, yield_time_ms=30_000)).get("status") == "ok"
+    assert (await host.ask(one, "exec_command", cmd=cmd, tty=False, yield_time_ms=30_000)).get(
+        "status"
+    ) == "ok"
     await refused("a name that exports use themselves", dest=f"{folder}/other")
     return found

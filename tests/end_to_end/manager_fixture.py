@@ -53,11 +53,20 @@ class Host:
 
 @contextlib.asynccontextmanager
 async def hosting(
-    state_dir: str, *, backend: str, instance_id: str = "none", yaml: str | None = None, bundle: build.Bundle | None = None
+    state_dir: str,
+    *,
+    backend: str,
+    instance_id: str = "none",
+    yaml: str | None = None,
+    bundle: build.Bundle | None = None,
 ) -> AsyncGenerator[Host]:
-    """A started manager. `bundle`: use this one, where this machine's interpreter cannot be read by who runs the test."""
+    """A started manager. `bundle`: use this one, where this machine's interpreter cannot be read by who runs
+    the test.
+    """
     forwarder = AgentPool()
-    manager = Manager(load.load(yaml), state_dir, backend=backend, instance_id=instance_id, forwarder=forwarder)
+    manager = Manager(
+        load.load(yaml), state_dir, backend=backend, instance_id=instance_id, forwarder=forwarder
+    )
     forwarder.targets = manager.target
     local = manager.providers.get("local")
     if bundle is not None and isinstance(local, LocalProvider):

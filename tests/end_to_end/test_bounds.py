@@ -42,8 +42,13 @@ def test_a_server_copies_and_exports_below_its_roots_alone(desk: Desks, tmp_path
     outside.mkdir()
     with server(one, "--root", str(one.workspace)) as wire:
         wire.open()
-        assert reason(use(wire, "create_sandbox", image="host", workspace_root=str(secret))) == "outside_roots"
-        assert reason(use(wire, "create_sandbox", image="rootfs:/", workspace_root=str(one.workspace))) == "outside_roots"
+        assert (
+            reason(use(wire, "create_sandbox", image="host", workspace_root=str(secret))) == "outside_roots"
+        )
+        assert (
+            reason(use(wire, "create_sandbox", image="rootfs:/", workspace_root=str(one.workspace)))
+            == "outside_roots"
+        )
         assert use(wire, "list_workspace_directories")["structuredContent"]["directories"] == [
             {"name": os.path.realpath(one.workspace), "path": os.path.realpath(one.workspace)}
         ]
@@ -51,8 +56,12 @@ def test_a_server_copies_and_exports_below_its_roots_alone(desk: Desks, tmp_path
         sandbox = one.create("host")
         sandbox.write("f", "1\n")
         for dest in (outside, outside / "new", Path("/etc/cron.d"), one.workspace / "../outside"):
-            assert reason(use(wire, "export_changes", sandbox_id=sandbox.id, dest=str(dest))) == "outside_roots", dest
-        assert not use(wire, "export_changes", sandbox_id=sandbox.id, dest=str(one.workspace / "out"))["isError"]
+            assert (
+                reason(use(wire, "export_changes", sandbox_id=sandbox.id, dest=str(dest))) == "outside_roots"
+            ), dest
+        assert not use(wire, "export_changes", sandbox_id=sandbox.id, dest=str(one.workspace / "out"))[
+            "isError"
+        ]
         assert (one.workspace / "out/f").read_text() == "1\n"
     assert os.listdir(outside) == []
 
@@ -66,14 +75,25 @@ def test_sensitive_places_are_refused_over_the_command_line_too(desk: Desks) -> 
 
 def test_no_more_sandboxes_than_the_limit(desk: Desks) -> None:
     one = desk("root")
-    refused = one.refused("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(one.workspace), "--count", "65")
+    refused = one.refused(
+        "manager",
+        "create_sandbox",
+        "--image",
+        "host",
+        "--workspace-bind-root",
+        str(one.workspace),
+        "--count",
+        "65",
+    )
     assert (refused["kind"], refused["details"]["reason"]) == ("invalid_request", "sandbox_limit")
     assert (refused["details"]["limit"], refused["details"]["count"]) == (64, 65)
     assert one.do("manager", "list_sandboxes")["sandboxes"] == []
 
 
 def test_a_batch_ends_with_the_client_that_asked_for_it(desk: Desks) -> None:
-    """The client hangs up once one sandbox is ready; that one stays, and no other is begun than the one under way."""
+    """The client hangs up once one sandbox is ready; that one stays, and no other is begun than the one under
+    way.
+    """
     one = desk("root")
     one.do("manager", "list_sandboxes")  # starts the gateway
     env = one.person.environment(**one.env)
@@ -81,7 +101,11 @@ def test_a_batch_ends_with_the_client_that_asked_for_it(desk: Desks) -> None:
     token = (state / "gateway.token").read_text().strip()
     args = {"image": "host", "workspace_root": str(one.workspace), "count": 40}
     line = protocol.encode_request(
-        "create_sandbox", args, request_id="batch", sandbox_id=None, **{protocol.GATEWAY_TOKEN_KEY: token, protocol.STREAM_LOGS_KEY: True}
+        "create_sandbox",
+        args,
+        request_id="batch",
+        sandbox_id=None,
+        **{protocol.GATEWAY_TOKEN_KEY: token, protocol.STREAM_LOGS_KEY: True},
     )
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(120)

@@ -18,12 +18,19 @@ TIMES = {"wall_time_seconds", "command_total_time_seconds"}
 ROWS = {"start_offset", "end_offset", "total_lines", "original_token_count", "output"}
 COMMAND = {"status", "exit_code", "workspace_session_id", *TIMES, *ROWS}
 PUBLISH = {"no_op", "revision", "route_summary"}
-EXPORT = {"manifest_version", "format", "layers_exported", "files_written", "symlinks_written", "bytes_written"}
+EXPORT = {
+    "manifest_version",
+    "format",
+    "layers_exported",
+    "files_written",
+    "symlinks_written",
+    "bytes_written",
+}
 SNAPSHOT = {
-    "sandbox_id", "lifecycle_state", "availability", "sampled_at_unix_ms", "errors", "daemon", "resources", "workspaces", "stack",
+    "sandbox_id", "lifecycle_state", "availability", "sampled_at_unix_ms", "errors", "daemon", "resources", "workspaces", "stack",  # noqa: E501
 }  # fmt: skip
 STACK = {
-    "layer_count", "layers_bytes", "layers_allocated_bytes", "storage_allocated_bytes", "staging_entry_count", "active_leases",
+    "layer_count", "layers_bytes", "layers_allocated_bytes", "storage_allocated_bytes", "staging_entry_count", "active_leases",  # noqa: E501
 }  # fmt: skip
 
 
@@ -37,15 +44,31 @@ def test_a_closed_reader_reads_every_result_and_finds_only_what_the_contract_has
     sandbox = desk.create("host")
     try:
         ran = sandbox.do(
-            "exec_command", "--yield-time-ms", "30000", "--tty=false", "--split-output", "echo x > a.txt; mkfifo pipe; echo e >&2"
+            "exec_command",
+            "--yield-time-ms",
+            "30000",
+            "--tty=false",
+            "--split-output",
+            "echo x > a.txt; mkfifo pipe; echo e >&2",
         )
         assert set(ran) == COMMAND
         assert set(sandbox.do("exec_command", "--yield-time-ms", "30000", "exit 3")) == COMMAND
-        assert set(sandbox.do("file_write", "--path", "caf\udce9", "--content", "x")) == {"type", "path", "bytes_written"}
+        assert set(sandbox.do("file_write", "--path", "caf\udce9", "--content", "x")) == {
+            "type",
+            "path",
+            "bytes_written",
+        }
         made = sandbox.do("create_workspace_session", "--network-profile", "isolated")
         assert set(made) == {"workspace_session_id", "network_profile", "finalize_policy"}
         session = made["workspace_session_id"]
-        sandbox.do("exec_command", "--yield-time-ms", "30000", "--workspace-session-id", session, "mkfifo pipe; echo y > b.txt")
+        sandbox.do(
+            "exec_command",
+            "--yield-time-ms",
+            "30000",
+            "--workspace-session-id",
+            session,
+            "mkfifo pipe; echo y > b.txt",
+        )
         state: dict[str, Any] = desk.do("observability", "snapshot", "--sandbox-id", sandbox.id)
         assert (set(state), set(state["stack"])) == (SNAPSHOT, STACK)
         (node,) = desk.do("observability", "snapshot")["sandboxes"]
@@ -57,12 +80,16 @@ def test_a_closed_reader_reads_every_result_and_finds_only_what_the_contract_has
         gone = sandbox.do("destroy_workspace_session", "--workspace-session-id", other)
         assert set(gone) == {"workspace_session_id", "destroyed", "evicted_upperdir_bytes"}
         tar = who.home / "delta.tar"
-        exported = desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(tar), "--format", "tar")
+        exported = desk.do(
+            "manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(tar), "--format", "tar"
+        )
         assert set(exported) == {*EXPORT, "whiteouts_emitted"}
-        exported = desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(who.home / "out"))
+        exported = desk.do(
+            "manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(who.home / "out")
+        )
         assert set(exported) == {*EXPORT, "deletes_applied", "opaque_clears", "skipped_unchanged"}
         record = {
-            "id", "workspace_root", "state", "activity_revision", "daemon", "daemon_http", "shared_base", "resource_profile",
+            "id", "workspace_root", "state", "activity_revision", "daemon", "daemon_http", "shared_base", "resource_profile",  # noqa: E501
         }  # fmt: skip
         (listed,) = desk.do("manager", "list_sandboxes")["sandboxes"]
         assert set(listed) <= record

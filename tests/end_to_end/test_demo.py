@@ -29,8 +29,12 @@ STEPS = (
 SANDBOX = re.compile(r"(eos-[0-9a-f-]{36}) is ready")
 
 
-def play(someone: Person, *arguments: str, while_it_runs: Callable[[str], None] = lambda sandbox: None) -> str:
-    """Run the demo to its end and return what it printed; `while_it_runs` is called once, with the sandbox's id, when that is ready."""
+def play(
+    someone: Person, *arguments: str, while_it_runs: Callable[[str], None] = lambda sandbox: None
+) -> str:
+    """Run the demo to its end and return what it printed; `while_it_runs` is called once, with the sandbox's
+    id, when that is ready.
+    """
     dest = someone.home / "result"
     argv = [someone.python, "-m", "eos_mcp.cli.eos", "demo", "--dest", str(dest), *arguments]
     env = someone.environment(TMPDIR=str(someone.home))
@@ -85,7 +89,9 @@ def test_docker_ps_shows_the_demo_s_container_while_it_runs_and_nothing_of_it_af
     play(person("root"), "--backend", "docker", "--image", image(name), while_it_runs=look)
     assert len(seen) == 1
     assert seen[0] not in containers()
-    volumes = subprocess.run(["docker", "volume", "ls", "-q"], capture_output=True, text=True, timeout=60, check=True).stdout
+    volumes = subprocess.run(
+        ["docker", "volume", "ls", "-q"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     assert seen[0] not in volumes
 
 
@@ -95,8 +101,14 @@ def test_without_an_engine_and_a_place_for_its_cache_the_demo_says_so_and_runs_o
 ) -> None:
     someone = person("root")
     dest = someone.home / "result"
-    env = someone.environment(TMPDIR=str(someone.home), DOCKER_HOST=f"unix://{someone.home}/none.sock", XDG_CACHE_HOME="/proc/nowhere")
-    code, out, err = someone.run([someone.python, "-m", "eos_mcp.cli.eos", "demo", "--dest", str(dest)], env=env)
+    env = someone.environment(
+        TMPDIR=str(someone.home),
+        DOCKER_HOST=f"unix://{someone.home}/none.sock",
+        XDG_CACHE_HOME="/proc/nowhere",
+    )
+    code, out, err = someone.run(
+        [someone.python, "-m", "eos_mcp.cli.eos", "demo", "--dest", str(dest)], env=env
+    )
     assert (code, err) == (0, "")
     assert "no Docker engine answers" in out
     assert processes.processes_that_name(str(someone.home)) == []

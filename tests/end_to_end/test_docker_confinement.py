@@ -1,4 +1,6 @@
-"""The table of escapes, run as commands in a real container: of Python where the image has one, and of attacks.c where there is nothing."""
+"""The table of escapes, run as commands in a real container: of Python where the image has one, and of
+attacks.c where there is nothing.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ sys.path.insert(0, "/workspace/code")
 from tests.eos_agent import attacks
 attacks.serve({OTHER_ABSTRACT!r}, {OTHER_TMP!r}, lambda port: print(port, flush=True))
 """
-INSIDE_OF_EACH_OTHER = "import subprocess; subprocess.run(['sh', '-c', 'setsid python3 try_it.py {kind}'], check=True)"
+INSIDE_OF_EACH_OTHER = (
+    "import subprocess; subprocess.run(['sh', '-c', 'setsid python3 try_it.py {kind}'], check=True)"
+)
 
 
 def carry(workspace: str) -> None:
@@ -50,7 +54,9 @@ def carry(workspace: str) -> None:
     code = Path(workspace, "code")
     (code / "tests/eos_agent").mkdir(parents=True)
     shutil.copytree(ROOT / "layerstack", code / "layerstack", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "agent_image/eos_agent", code / "eos_agent", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "agent_image/eos_agent", code / "eos_agent", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (code / "tests/__init__.py").touch()
     (code / "tests/eos_agent/__init__.py").touch()
     for name in ("attacks.py", "escapes.py"):
@@ -61,8 +67,12 @@ def carry(workspace: str) -> None:
     Path(workspace, "attacks").chmod(0o755)
 
 
-async def findings(host: Host, token: Callable[[], str], image: str, workspace: str, *, python: bool) -> dict[str, list[dict[str, str]]]:
-    """Kind of session -> what came out of the forms in which the table was tried there: attacks.py where the image has a Python, attacks.c twice."""
+async def findings(
+    host: Host, token: Callable[[], str], image: str, workspace: str, *, python: bool
+) -> dict[str, list[dict[str, str]]]:
+    """Kind of session -> what came out of the forms in which the table was tried there: attacks.py where the
+    image has a Python, attacks.c twice.
+    """
     sandbox_id = str((await host.do("create_sandbox", image=image, workspace_root=workspace))["id"])
     abstract = f"eos-test-{os.getpid()}"
     try:
@@ -73,7 +83,12 @@ async def findings(host: Host, token: Callable[[], str], image: str, workspace: 
             before = _published(sandbox_id)
             found = {kind: await _tried(host, sandbox_id, kind, said, python) for kind in KINDS}
             assert _published(sandbox_id) == before, "the base or a layer was changed"
-            assert await host.run(sandbox_id, "echo still here", workspace_session_id=said["other_id"], tty=False) == "still here"
+            assert (
+                await host.run(
+                    sandbox_id, "echo still here", workspace_session_id=said["other_id"], tty=False
+                )
+                == "still here"
+            )
             return found
     finally:
         await host.do("destroy_sandbox", sandbox_id=sandbox_id)
@@ -88,13 +103,23 @@ async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python:
     cmd = (
         "exec python3 serve.py"
         if python
-        else f"touch of-another secret; echo x > {OTHER_TMP}; exec ./attacks serve {OTHER_ABSTRACT} {OTHER_TMP}.sock"
+        else (
+            f"touch of-another secret; echo x > {OTHER_TMP}; exec ./attacks serve {OTHER_ABSTRACT} "
+            f"{OTHER_TMP}.sock"
+        )
     )
-    options = {"workspace_session_id": other, "tty": False, "env": [f"SECRET={said['secret']}"], "yield_time_ms": 0}
+    options = {
+        "workspace_session_id": other,
+        "tty": False,
+        "env": [f"SECRET={said['secret']}"],
+        "yield_time_ms": 0,
+    }
     running = await host.ask(sandbox_id, "exec_command", cmd=cmd, **options)
     key, port = running["command_session_id"], ""
     while not port:
-        lines = await host.ask(sandbox_id, "read_command_lines", command_session_id=key, start_offset=0, limit=5)
+        lines = await host.ask(
+            sandbox_id, "read_command_lines", command_session_id=key, start_offset=0, limit=5
+        )
         port = str(lines["output"]).strip()
     store, runtime = "/eos/layer-stack", "/eos/runtime/daemon"
     place = {
@@ -133,10 +158,13 @@ async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python:
 
 
 def _published(sandbox_id: str) -> str:
-    """Attributes and content of every file of the base and of the layers, as root of the container sees them."""
+    """Attributes and content of every file of the base and of the layers, as root of the container sees them."""  # noqa: E501
     client = docker.from_env()
     try:
-        look = "cd /eos/layer-stack && find base layers | sort | xargs ls -ld && find base layers -type f | sort | xargs sha256sum"
+        look = (
+            "cd /eos/layer-stack && find base layers | sort | xargs ls -ld && find base layers -type f | "
+            "sort | xargs sha256sum"
+        )
         done = client.containers.get(sandbox_id).exec_run(["sh", "-c", look])
         assert done.exit_code == 0 and b"/attacks" in done.output, done.output
         return str(done.output)
@@ -144,7 +172,9 @@ def _published(sandbox_id: str) -> str:
         client.close()
 
 
-async def _tried(host: Host, sandbox_id: str, kind: str, said: dict[str, Any], python: bool) -> list[dict[str, str]]:
+async def _tried(
+    host: Host, sandbox_id: str, kind: str, said: dict[str, Any], python: bool
+) -> list[dict[str, str]]:
     session = (await host.ask(sandbox_id, "create_workspace_session", **KINDS[kind]))["workspace_session_id"]
 
     async def run(cmd: str) -> str:
@@ -152,9 +182,15 @@ async def _tried(host: Host, sandbox_id: str, kind: str, said: dict[str, Any], p
 
     for name, text in (("lines", escapes.lines_of(kind, said)), ("place.json", json.dumps(said))):
         await host.ask(sandbox_id, "file_write", path=name, content=text, workspace_session_id=session)
-    found = [json.loads(await run(f'python3 -c "{INSIDE_OF_EACH_OTHER.format(kind=kind)}"'))] if python else []
+    found = (
+        [json.loads(await run(f'python3 -c "{INSIDE_OF_EACH_OTHER.format(kind=kind)}"'))] if python else []
+    )
     found.append(confined.parse(await run("sh -c 'sh -c \"./attacks lines; true\"; true'; true")))
-    found.append(confined.parse(await run("sh -c './attacks lines daemon'; until [ -e lines.out ]; do :; done; cat lines.out")))
+    found.append(
+        confined.parse(
+            await run("sh -c './attacks lines daemon'; until [ -e lines.out ]; do :; done; cat lines.out")
+        )
+    )
     await host.ask(sandbox_id, "destroy_workspace_session", workspace_session_id=session)
     return found
 
@@ -168,7 +204,9 @@ def test_no_row_of_the_table_gets_out_of_a_session_of_a_container_or_changes_the
     python = name == "debian"
 
     async def scenario(host: Host) -> dict[str, list[dict[str, str]]]:
-        return await findings(host, lambda: str(records(place.state)[0]["token"]), image(name), place.workspace, python=python)
+        return await findings(
+            host, lambda: str(records(place.state)[0]["token"]), image(name), place.workspace, python=python
+        )
 
     for kind, tries in place.play(scenario).items():
         plain = {name for name, row in escapes.rows_of(kind).items() if isinstance(row.attack, attacks.Plain)}
@@ -183,7 +221,11 @@ def test_a_command_runs_as_a_user_of_the_image(place: Place, image: Callable[[st
     async def scenario(host: Host) -> str:
         sandbox_id = (await place.create(host, image("debian")))["id"]
         try:
-            return await host.run(sandbox_id, "id -un; echo $HOME; touch mine || touch /tmp/mine && stat -c %U /tmp/mine", user="daemon")
+            return await host.run(
+                sandbox_id,
+                "id -un; echo $HOME; touch mine || touch /tmp/mine && stat -c %U /tmp/mine",
+                user="daemon",
+            )
         finally:
             await host.do("destroy_sandbox", sandbox_id=sandbox_id)
 
@@ -195,19 +237,29 @@ def test_a_command_runs_as_a_user_of_the_image(place: Place, image: Callable[[st
 def test_a_session_that_removes_devices_harms_neither_the_others_nor_those_to_come(
     place: Place, image: Callable[[str], str], name: str
 ) -> None:
-    spoil = "rm -rf /dev/null /dev/zero /dev/fd; mkdir /dev/null; mv /dev/urandom /dev/other; ln -sf /workspace/x /dev/random; true"
-    use = "echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 1 /dev/urandom > /dev/null && echo works"
+    spoil = (
+        "rm -rf /dev/null /dev/zero /dev/fd; mkdir /dev/null; mv /dev/urandom /dev/other; ln -sf "
+        "/workspace/x /dev/random; true"
+    )
+    use = (
+        "echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 1 /dev/urandom > /dev/null && "
+        "echo works"
+    )
 
     async def scenario(host: Host) -> list[str]:
         sandbox_id = (await place.create(host, image(name)))["id"]
         try:
             found: list[str] = []
             for options in KINDS.values():
-                session = (await host.ask(sandbox_id, "create_workspace_session", **options))["workspace_session_id"]
+                session = (await host.ask(sandbox_id, "create_workspace_session", **options))[
+                    "workspace_session_id"
+                ]
                 await host.run(sandbox_id, spoil, workspace_session_id=session, tty=False)
                 found.append(await host.run(sandbox_id, use, workspace_session_id=session, tty=False))
             for options in KINDS.values():
-                session = (await host.ask(sandbox_id, "create_workspace_session", **options))["workspace_session_id"]
+                session = (await host.ask(sandbox_id, "create_workspace_session", **options))[
+                    "workspace_session_id"
+                ]
                 found.append(await host.run(sandbox_id, use, workspace_session_id=session, tty=False))
             return [*found, await host.run(sandbox_id, use, tty=False)]
         finally:

@@ -1,4 +1,6 @@
-"""Sandboxes as containers of a real engine: any image, restarts, lost registries, refusals, and nothing left behind."""
+"""Sandboxes as containers of a real engine: any image, restarts, lost registries, refusals, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,19 @@ class Place:
 
     def play(self, scenario: Callable[[Host], Coroutine[Any, Any, Any]], **options: Any) -> Any:
         async def hosted() -> Any:
-            async with hosting(self.state, backend=options.pop("backend", "docker"), instance_id=self.instance_id, **options) as host:
+            async with hosting(
+                self.state, backend=options.pop("backend", "docker"), instance_id=self.instance_id, **options
+            ) as host:
                 return await scenario(host)
 
         return asyncio.run(hosted())
 
     def containers(self) -> list[Any]:
-        return list(self.client.containers.list(all=True, filters={"label": f"eos.gateway_instance_id={self.instance_id}"}))
+        return list(
+            self.client.containers.list(
+                all=True, filters={"label": f"eos.gateway_instance_id={self.instance_id}"}
+            )
+        )
 
     def volumes(self, sandbox_id: str) -> list[str]:
         return [volume.name for volume in self.client.volumes.list() if volume.name.startswith(sandbox_id)]
@@ -74,7 +82,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
             for name in os.listdir(f"{root}/bases"):
                 for volume in client.volumes.list(filters={"name": f"eos-shared-base-{name}"}):
                     volume.remove(force=True)
-        for volume in client.volumes.list(filters={"dangling": True, "label": f"{MADE_BY}={found.instance_id}"}):  # the runtime
+        for volume in client.volumes.list(
+            filters={"dangling": True, "label": f"{MADE_BY}={found.instance_id}"}
+        ):  # the runtime
             volume.remove(force=True)
         client.close()
         for thread in threading.enumerate():
@@ -90,12 +100,16 @@ def as_listed(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["empty", "busybox", "debian"])
-def test_a_sandbox_of_any_image_lives_from_create_to_destroy_and_leaves_nothing(place: Place, image: Image, name: str) -> None:
+def test_a_sandbox_of_any_image_lives_from_create_to_destroy_and_leaves_nothing(
+    place: Place, image: Image, name: str
+) -> None:
     async def scenario(host: Host) -> tuple[Any, ...]:
         record = await place.create(host, image(f"{name}"))
         sandbox_id = record["id"]
         written = await host.ask(sandbox_id, "file_write", path="d/b.txt", content="two\n")
-        command = await host.ask(sandbox_id, "exec_command", cmd="cat a.txt d/b.txt; pwd; rm a.txt; mkdir e", yield_time_ms=30_000)
+        command = await host.ask(
+            sandbox_id, "exec_command", cmd="cat a.txt d/b.txt; pwd; rm a.txt; mkdir e", yield_time_ms=30_000
+        )
         content = await host.read(sandbox_id, "d/b.txt")
         export = await host.do("export_changes", sandbox_id=sandbox_id, dest=place.out)
         listed = await host.do("list_sandboxes")
@@ -105,13 +119,18 @@ def test_a_sandbox_of_any_image_lives_from_create_to_destroy_and_leaves_nothing(
 
     record, written, command, content, export, listed, names, final, after = place.play(scenario)
     assert record["state"] == "ready" and listed == {"sandboxes": [as_listed(record)]}
-    assert record["shared_base"]["target"] == "/eos/layer-stack/base" and record["resource_profile"]["name"] == "standard"
+    assert (
+        record["shared_base"]["target"] == "/eos/layer-stack/base"
+        and record["resource_profile"]["name"] == "standard"
+    )
     assert record["daemon"]["host"] == record["daemon_http"]["host"] == "127.0.0.1"
     assert written == {"type": "create", "path": "d/b.txt", "bytes_written": 4} and content == "two"
     if name == "empty":
         assert command["error"]["details"]["reason"] == "no_shell"
     else:
-        assert command["output"] == f"one of {place.instance_id}\ntwo\n/workspace" and command["exit_code"] == 0
+        assert (
+            command["output"] == f"one of {place.instance_id}\ntwo\n/workspace" and command["exit_code"] == 0
+        )
         assert export["manifest_version"] == 3 and export["layers_exported"][0].startswith("L000003-")
     with open(f"{place.out}/d/b.txt") as file:
         assert file.read() == "two\n"
@@ -120,7 +139,9 @@ def test_a_sandbox_of_any_image_lives_from_create_to_destroy_and_leaves_nothing(
     assert after == [] and place.containers() == []
 
 
-def test_the_container_is_what_the_contract_says_and_carries_its_token_in_a_file_only(place: Place, image: Image) -> None:
+def test_the_container_is_what_the_contract_says_and_carries_its_token_in_a_file_only(
+    place: Place, image: Image
+) -> None:
     async def scenario(host: Host) -> tuple[dict[str, Any], str, str, bytes]:
         record = await place.create(host, image("busybox"))
         (container,) = place.containers()
@@ -135,22 +156,43 @@ def test_the_container_is_what_the_contract_says_and_carries_its_token_in_a_file
     assert len(token) >= 32 and token not in shown and token.encode() not in log
     config, host_config = attrs["Config"], attrs["HostConfig"]
     assert attrs["Name"].removeprefix("/") == config["Labels"]["eos.sandbox_id"]
-    assert config["Labels"]["eos.gateway_instance_id"] == place.instance_id and "eos.auth_token" not in config["Labels"]
+    assert (
+        config["Labels"]["eos.gateway_instance_id"] == place.instance_id
+        and "eos.auth_token" not in config["Labels"]
+    )
     assert sorted(host_config["CapAdd"]) == ["NET_ADMIN", "SYS_ADMIN"]
-    assert host_config["Privileged"] is False and host_config["Init"] is True and host_config["CgroupnsMode"] == "private"
-    assert "no-new-privileges" in host_config["SecurityOpt"] and host_config["RestartPolicy"]["Name"] == "unless-stopped"
+    assert (
+        host_config["Privileged"] is False
+        and host_config["Init"] is True
+        and host_config["CgroupnsMode"] == "private"
+    )
+    assert (
+        "no-new-privileges" in host_config["SecurityOpt"]
+        and host_config["RestartPolicy"]["Name"] == "unless-stopped"
+    )
     assert host_config["Memory"] == 512 << 20 and host_config["NanoCpus"] == 10**9
     assert {binding[0]["HostIp"] for binding in host_config["PortBindings"].values()} == {"127.0.0.1"}
-    assert {"LD_PRELOAD=", "LD_LIBRARY_PATH=", "LD_AUDIT=", "GLIBC_TUNABLES=", "LOCPATH=", "LC_ALL=C", "TZ=/eos/bundle/no-zone"} <= set(
-        config["Env"]
-    )
+    assert {
+        "LD_PRELOAD=",
+        "LD_LIBRARY_PATH=",
+        "LD_AUDIT=",
+        "GLIBC_TUNABLES=",
+        "LOCPATH=",
+        "LC_ALL=C",
+        "TZ=/eos/bundle/no-zone",
+    } <= set(config["Env"])
     mounts = {mount["Destination"]: (mount["Name"], mount["RW"]) for mount in attrs["Mounts"]}
     assert mounts["/eos/bundle"][0].startswith("eos-rt-") and mounts["/eos/bundle"][1] is False
-    assert mounts["/eos/layer-stack/base"][0].startswith("eos-shared-base-") and mounts["/eos/layer-stack/base"][1] is False
+    assert (
+        mounts["/eos/layer-stack/base"][0].startswith("eos-shared-base-")
+        and mounts["/eos/layer-stack/base"][1] is False
+    )
     assert any("sandbox-daemon" in word for word in config["Entrypoint"])
 
 
-def test_after_a_restart_of_the_container_the_next_call_works_and_published_content_is_there(place: Place, image: Image) -> None:
+def test_after_a_restart_of_the_container_the_next_call_works_and_published_content_is_there(
+    place: Place, image: Image
+) -> None:
     async def scenario(host: Host) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
         before = await place.create(host, image("busybox"))
         await host.run(before["id"], "echo kept > kept.txt")
@@ -167,7 +209,9 @@ def test_after_a_restart_of_the_container_the_next_call_works_and_published_cont
     assert after["daemon"] != before["daemon"], "the engine kept the port; this test proves nothing"
 
 
-def test_another_gateway_with_a_lost_registry_adopts_containers_of_its_own_instance_id_only(place: Place, image: Image) -> None:
+def test_another_gateway_with_a_lost_registry_adopts_containers_of_its_own_instance_id_only(
+    place: Place, image: Image
+) -> None:
     async def first(host: Host) -> dict[str, Any]:
         record = await place.create(host, image("busybox"))
         await host.run(record["id"], "echo kept > kept.txt")
@@ -216,7 +260,9 @@ def test_a_container_that_vanished_fails_its_record_and_destroy_cleans_up(place:
     assert final["state"] == "stopped" and place.volumes(sandbox_id) == []
 
 
-def test_a_second_sandbox_of_one_image_and_base_costs_the_engine_few_calls(place: Place, image: Image) -> None:
+def test_a_second_sandbox_of_one_image_and_base_costs_the_engine_few_calls(
+    place: Place, image: Image
+) -> None:
     """Each call is a millisecond or several of create_sandbox, more on a busy engine."""
     calls: list[str] = []
 
@@ -234,7 +280,9 @@ def test_a_second_sandbox_of_one_image_and_base_costs_the_engine_few_calls(place
 
     place.play(scenario)
     asked = [call for call in calls if "/stats" not in call]  # those are the sampler's, on the same client
-    until_ready = asked[1 : next(n for n, call in enumerate(asked) if call.startswith("POST") and "/start" in call) + 1]
+    until_ready = asked[
+        1 : next(n for n, call in enumerate(asked) if call.startswith("POST") and "/start" in call) + 1
+    ]
     assert len(until_ready) <= 7, until_ready  # image, create, its inspection, two volumes, archive, start
     assert sum("/images/" in call for call in until_ready) == 1
 
@@ -250,7 +298,9 @@ def test_a_new_runtime_takes_the_place_of_those_that_this_instance_made_before_a
     try:
         for name, made_by in ((old, place.instance_id), (used, place.instance_id), (foreign, other)):
             place.client.volumes.create(name, labels={"eos.shared": "true", MADE_BY: made_by})
-        keeper = place.client.containers.create(image("busybox"), ["true"], volumes={used: {"bind": "/v", "mode": "ro"}})
+        keeper = place.client.containers.create(
+            image("busybox"), ["true"], volumes={used: {"bind": "/v", "mode": "ro"}}
+        )
         labels = {"eos.shared": "true", MADE_BY: place.instance_id}
         shared = volumes.Volumes(place.client, f"{tmp_path}/locks", labels, place.instance_id)
         bundle = build.Bundle(str(tmp_path), shas[3])
@@ -273,12 +323,18 @@ def test_an_image_that_is_not_there_is_found_before_anything_is_copied(place: Pl
             found.append((error.kind, error.details["reason"]))
         return found
 
-    # the contract keeps the reference's kind for an image that is not there; a name that can be none is the caller's mistake
-    assert place.play(scenario) == [("internal_error", "image_not_found"), *[("invalid_request", "bad_image")] * 2]
+    # the contract keeps the reference's kind for an image that is not there; a name that can be none is the
+    # caller's mistake
+    assert place.play(scenario) == [
+        ("internal_error", "image_not_found"),
+        *[("invalid_request", "bad_image")] * 2,
+    ]
     assert not os.path.exists(f"{place.root}/bases")
 
 
-def test_an_agent_that_cannot_start_is_told_with_its_log_and_nothing_is_left(place: Place, image: Image) -> None:
+def test_an_agent_that_cannot_start_is_told_with_its_log_and_nothing_is_left(
+    place: Place, image: Image
+) -> None:
     yaml = f"{place.root}/eos.yml"
     with open(yaml, "w") as file:
         file.write("runtime: {layerstack: {reserved_names: reference}}")
@@ -296,7 +352,8 @@ def test_moved_roots_work_and_stay_hidden(place: Place, image: Image) -> None:
     yaml = f"{place.root}/eos.yml"
     with open(yaml, "w") as file:
         file.write(
-            "runtime: {workspace: {layer_stack_root: /data/stack, scratch_root: /scratch}, namespace_execution: {scratch_root: /transcripts}}"
+            "runtime: {workspace: {layer_stack_root: /data/stack, scratch_root: /scratch}, "
+            "namespace_execution: {scratch_root: /transcripts}}"
         )
 
     async def scenario(host: Host) -> tuple[str, str, dict[str, Any]]:
@@ -353,7 +410,10 @@ def test_a_base_arrives_in_its_volume_with_modes_times_links_and_any_name(place:
 
     async def scenario(host: Host) -> str:
         record = await place.create(host, image("busybox"))
-        command = "./link; stat -c '%a %h' bin bin/run; [ bin/run -ef again ] && echo same; cat deep*/name* bad-*; ls -e bin/run 2>/dev/null; stat -c %Y bin/run"
+        command = (
+            "./link; stat -c '%a %h' bin bin/run; [ bin/run -ef again ] && echo same; cat deep*/name* "
+            "bad-*; ls -e bin/run 2>/dev/null; stat -c %Y bin/run"
+        )
         output = await host.run(record["id"], command)
         await host.do("destroy_sandbox", sandbox_id=record["id"])
         return output
@@ -363,7 +423,9 @@ def test_a_base_arrives_in_its_volume_with_modes_times_links_and_any_name(place:
     assert lines[4].startswith("longbytes") and lines[-1].endswith("1000000000")
 
 
-def test_an_engine_that_does_not_answer_is_named_with_its_source_and_the_next_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_answer_is_named_with_its_source_and_the_next_step(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     missing = f"unix://{place.root}/no.sock"
     monkeypatch.setenv("DOCKER_HOST", missing)
 
@@ -373,19 +435,31 @@ def test_an_engine_that_does_not_answer_is_named_with_its_source_and_the_next_st
     error = place.play(scenario)
     assert error.kind == "internal_error" and error.details["reason"] == "docker_unreachable"
     assert (error.details["endpoint"], error.details["source"]) == (missing, "DOCKER_HOST")
-    assert missing in error.message and "DOCKER_HOST" in error.message and error.details["hint"] and error.details["retryable"] is True
+    assert (
+        missing in error.message
+        and "DOCKER_HOST" in error.message
+        and error.details["hint"]
+        and error.details["retryable"] is True
+    )
     assert not os.path.exists(f"{place.root}/bases")
 
 
-def test_a_context_that_does_not_exist_is_refused_and_not_replaced_by_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_context_that_does_not_exist_is_refused_and_not_replaced_by_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("DOCKER_CONTEXT", "gone")
     with pytest.raises(OperationError) as caught:
         engine.choose(None)
-    assert caught.value.details["reason"] == "docker_context_missing" and caught.value.details["context"] == "gone"
+    assert (
+        caught.value.details["reason"] == "docker_context_missing"
+        and caught.value.details["context"] == "gone"
+    )
     monkeypatch.delenv("DOCKER_CONTEXT")
-    assert engine.choose("tcp://10.0.0.1:2375") == engine.EngineChoice("tcp://10.0.0.1:2375", "manager.docker.docker_endpoint")
+    assert engine.choose("tcp://10.0.0.1:2375") == engine.EngineChoice(
+        "tcp://10.0.0.1:2375", "manager.docker.docker_endpoint"
+    )
     monkeypatch.setenv("DOCKER_HOST", "unix:///x.sock")
     assert engine.choose(None) == engine.EngineChoice("unix:///x.sock", "DOCKER_HOST")
 

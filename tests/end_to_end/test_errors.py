@@ -1,4 +1,6 @@
-"""What a user meets when something is missing or broken: one error that names the thing and the next step, and nothing left behind."""
+"""What a user meets when something is missing or broken: one error that names the thing and the next step,
+and nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,24 @@ def test_an_image_that_the_engine_lacks_is_named_before_the_workspace_is_copied(
     person: Callable[[str], Person], short_dir: str, image: Callable[[str], str]
 ) -> None:
     at = Desk(person("root"), Path(short_dir) / "cache")
-    assert_told(at.refused_create("eos-test/nobody-made-this:1"), "image_not_found", "eos-test/nobody-made-this:1")
+    assert_told(
+        at.refused_create("eos-test/nobody-made-this:1"), "image_not_found", "eos-test/nobody-made-this:1"
+    )
     assert at.left_in_state() == [] and in_engine((at.state / "instance_id").read_text().strip()) == []
     assert not (Path(short_dir) / "cache" / "eos" / "bases").exists()
 
 
 @pytest.mark.needs("dockerd")
-def test_an_image_without_a_shell_says_so_and_its_files_can_be_used(desk: Desks, image: Callable[[str], str]) -> None:
+def test_an_image_without_a_shell_says_so_and_its_files_can_be_used(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
     at = desk("root")
     sandbox = at.create(image("empty"))
     sandbox.write("kept.txt", "kept\n")
     for words in ((), ("--workspace-session-id", sandbox.session())):
-        assert_told(sandbox.refused("exec_command", *words, "true"), "no_shell", "no shell", kind="operation_failed")
+        assert_told(
+            sandbox.refused("exec_command", *words, "true"), "no_shell", "no shell", kind="operation_failed"
+        )
     (session,) = sandbox.do("list_workspace_sessions")["sessions"]
     assert session["finalize_policy"] == "no_op", "the refused one-shot left its session"
     assert sandbox.read("kept.txt", session["workspace_session_id"]) == "kept" == sandbox.read("kept.txt")
@@ -69,7 +77,9 @@ def _alone(at: Desk, uid: int | None) -> Desk:
 def _refused_inside(
     at: Desk, enter: Callable[[], object], *, becomes: int | None = None
 ) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """In a child whose namespaces `enter` made: the error of a create, what it left, and what is listed afterwards. The gateway ends there."""
+    """In a child whose namespaces `enter` made: the error of a create, what it left, and what is listed
+    afterwards. The gateway ends there.
+    """
 
     def in_child() -> tuple[dict[str, Any], list[str], dict[str, Any]]:
         enter()
@@ -85,14 +95,20 @@ def _refused_inside(
 
 @pytest.mark.needs("uid")
 @pytest.mark.parametrize("errno_name", ["ENOSPC", "EPERM"])
-def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(desk: Desks, errno_name: str) -> None:
+def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(
+    desk: Desks, errno_name: str
+) -> None:
     at = desk("ordinary")
     uid = in_namespace.ORDINARY_UID
 
     def limit_of_zero() -> None:
         in_namespace.become(uid)
         syscalls.unshare(syscalls.CLONE_NEWUSER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{uid} {uid} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{uid} {uid} 1"),
+        ):
             Path(f"/proc/self/{name}").write_text(text)
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
 
@@ -121,7 +137,9 @@ def test_root_without_the_right_to_mount_is_told_which_capability_is_missing(des
 
 
 @pytest.mark.parametrize("who", ["root", ORDINARY])
-def test_a_store_on_an_overlay_is_refused_with_the_variable_that_moves_it(desk: Desks, who: str, short_dir: str) -> None:
+def test_a_store_on_an_overlay_is_refused_with_the_variable_that_moves_it(
+    desk: Desks, who: str, short_dir: str
+) -> None:
     at = desk(who)
     at.make_state()
 
@@ -129,7 +147,13 @@ def test_a_store_on_an_overlay_is_refused_with_the_variable_that_moves_it(desk: 
         in_namespace.enter_mount_namespace()
         for name in ("upper", "work"):
             os.mkdir(f"{short_dir}/{name}")
-        syscalls.mount("overlay", str(at.state), "overlay", 0, f"lowerdir={at.state},upperdir={short_dir}/upper,workdir={short_dir}/work")
+        syscalls.mount(
+            "overlay",
+            str(at.state),
+            "overlay",
+            0,
+            f"lowerdir={at.state},upperdir={short_dir}/upper,workdir={short_dir}/work",
+        )
         if at.person.uid is not None:
             os.chown(at.state, at.person.uid, at.person.uid)
 
@@ -161,10 +185,15 @@ def test_a_workspace_that_is_missing_or_is_no_directory_is_named(desk: Desks, wh
     for path in (at.person.home / "nowhere", at.give("plain", "text")):
         assert_told(at.refused_create("host", path), "workspace_missing", str(path), kind="invalid_request")
     assert_told(
-        at.refused_create(f"rootfs:{at.person.home}/nowhere"), "image_not_found", f"{at.person.home}/nowhere", kind="invalid_request"
+        at.refused_create(f"rootfs:{at.person.home}/nowhere"),
+        "image_not_found",
+        f"{at.person.home}/nowhere",
+        kind="invalid_request",
     )
     without = at.give("tree/etc/hostname", "x").parent.parent
-    assert_told(at.refused_create(f"rootfs:{without}"), "no_shell", str(without), "/bin/sh", kind="invalid_request")
+    assert_told(
+        at.refused_create(f"rootfs:{without}"), "no_shell", str(without), "/bin/sh", kind="invalid_request"
+    )
     assert at.left_in_state() == [] and at.do("manager", "list_sandboxes") == {"sandboxes": []}
 
 
@@ -183,7 +212,10 @@ def test_what_an_ordinary_user_may_not_read_of_a_workspace_is_named_and_no_copy_
     assert_told(error, "workspace_unreadable", str(workspace / closed), kind="operation_failed")
     assert at.left_in_state() == [] and at.do("manager", "list_sandboxes") == {"sandboxes": []}
     bases = Path(short_dir) / "eos" / "bases"
-    assert not bases.exists() or [name for name in os.listdir(bases) if name.startswith(".building") or len(name) == 64] == []
+    assert (
+        not bases.exists()
+        or [name for name in os.listdir(bases) if name.startswith(".building") or len(name) == 64] == []
+    )
     at.create("host").destroy()
 
 
@@ -234,8 +266,12 @@ def test_a_wrong_token_is_refused_by_every_program_and_changes_nothing(desk: Des
 # A session whose process is gone
 
 
-@pytest.mark.parametrize("place", ["root", ORDINARY, pytest.param("docker", marks=pytest.mark.needs("dockerd"))])
-def test_a_killed_runner_is_a_lost_session_whose_draft_holds_its_work(desk: Desks, place: str, image: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(
+    "place", ["root", ORDINARY, pytest.param("docker", marks=pytest.mark.needs("dockerd"))]
+)
+def test_a_killed_runner_is_a_lost_session_whose_draft_holds_its_work(
+    desk: Desks, place: str, image: Callable[[str], str]
+) -> None:
     at = desk("ordinary" if place == "ordinary" else "root")
     sandbox = at.create(image("busybox") if place == "docker" else "host")
     session = sandbox.session()

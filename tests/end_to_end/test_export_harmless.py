@@ -1,4 +1,6 @@
-"""The person's own repository is theirs: their commits, edits and machine come to no harm by an export, from either provider."""
+"""The person's own repository is theirs: their commits, edits and machine come to no harm by an export, from
+either provider.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ from tests.end_to_end.test_manager import place as place
 
 pytestmark = [pytest.mark.needs("overlay")]
 ENV = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull} | {
-    f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "p"), ("EMAIL", "p@x.org"))
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "p"), ("EMAIL", "p@x.org"))
 }
 
 
 def git(where: str, *words: str) -> str:
-    return subprocess.run(["git", "-C", where, *words], env=ENV, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(
+        ["git", "-C", where, *words], env=ENV, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
 
 
 def repository(where: str) -> None:
@@ -46,12 +52,16 @@ Scenario = Callable[[Host, str], Any]
 
 @contextlib.contextmanager
 def tidied(instance_id: str, bases: str) -> Generator[None]:
-    """What a failed scenario left in the engine goes: containers of this instance, their volumes and the volumes of its bases."""
+    """What a failed scenario left in the engine goes: containers of this instance, their volumes and the
+    volumes of its bases.
+    """
     client = docker.from_env()
     try:
         yield
     finally:
-        for container in client.containers.list(all=True, filters={"label": f"eos.gateway_instance_id={instance_id}"}):
+        for container in client.containers.list(
+            all=True, filters={"label": f"eos.gateway_instance_id={instance_id}"}
+        ):
             container.remove(force=True, v=True)
             for volume in client.volumes.list():
                 if volume.name.startswith(str(container.name)):
@@ -96,12 +106,16 @@ def agent_commits(git_directory: str = ".git") -> str:
     """What an agent's `git commit` changes, for images without git."""
     new = "0123456789012345678901234567890123456789"
     return (
-        f"echo agent >> a.txt; printf '%s\\n' {new} > {git_directory}/refs/heads/main; echo moved >> {git_directory}/logs/HEAD; "
-        f"echo x >> {git_directory}/index; mkdir -p {git_directory}/objects/01; echo o > {git_directory}/objects/01/{new[2:]}"
+        f"echo agent >> a.txt; printf '%s\\n' {new} > {git_directory}/refs/heads/main; echo moved >> "
+        f"{git_directory}/logs/HEAD; "
+        f"echo x >> {git_directory}/index; mkdir -p {git_directory}/objects/01; echo o > "
+        f"{git_directory}/objects/01/{new[2:]}"
     )
 
 
-def test_the_persons_commits_outlive_an_export_and_the_agents_files_come(place: Place, play: Callable[[Scenario], Any]) -> None:
+def test_the_persons_commits_outlive_an_export_and_the_agents_files_come(
+    place: Place, play: Callable[[Scenario], Any]
+) -> None:
     async def scenario(host: Host, sandbox: str) -> dict[str, Any]:
         await host.run(sandbox, agent_commits())
         for name in ("one", "two"):
@@ -116,12 +130,16 @@ def test_the_persons_commits_outlive_an_export_and_the_agents_files_come(place: 
         git(place.workspace, "fsck", "--strict")
         refused = await host.refused("export_changes", **where, with_git=True)
         assert refused.details["reason"] == "export_conflict"
-        assert {".git/refs/heads/main", ".git/logs/HEAD"} <= {row["path"] for row in refused.details["conflicts"]}
+        assert {".git/refs/heads/main", ".git/logs/HEAD"} <= {
+            row["path"] for row in refused.details["conflicts"]
+        }
         assert git(place.workspace, "log", "--format=%H %s") == before[0]
         Path(place.workspace, "a.txt").write_text("theirs\n")
         await host.run(sandbox, "echo again >> a.txt; echo new > new.txt")
         again = await host.refused("export_changes", **where)
-        assert again.details["conflicts"] == [{"path": "a.txt", "differs": "edited"}] and not os.path.exists(f"{place.workspace}/new.txt")
+        assert again.details["conflicts"] == [{"path": "a.txt", "differs": "edited"}] and not os.path.exists(
+            f"{place.workspace}/new.txt"
+        )
         kept = await host.do("export_changes", **where, on_conflict="keep")
         assert kept["kept_back"] == ["a.txt"] and Path(place.workspace, "a.txt").read_text() == "theirs\n"
         assert os.path.exists(f"{place.workspace}/new.txt")
@@ -129,9 +147,9 @@ def test_the_persons_commits_outlive_an_export_and_the_agents_files_come(place: 
         refused = await host.refused("export_changes", **where)
         assert refused.details["conflicts"] == [{"path": "a.txt", "differs": "edited"}]
         lost = await host.do("export_changes", **where, on_conflict="overwrite")
-        assert lost["overwritten"] == [{"path": "a.txt", "differs": "edited"}] and Path(place.workspace, "a.txt").read_text().endswith(
-            "again\n"
-        )
+        assert lost["overwritten"] == [{"path": "a.txt", "differs": "edited"}] and Path(
+            place.workspace, "a.txt"
+        ).read_text().endswith("again\n")
         fresh = await host.do("export_changes", sandbox_id=sandbox, dest=f"{place.root}/fresh")
         assert "left_out" not in fresh and os.path.exists(f"{place.root}/fresh/.git/refs/heads/main")
         return dict(done)
@@ -140,12 +158,15 @@ def test_the_persons_commits_outlive_an_export_and_the_agents_files_come(place: 
     assert done["left_out"]["count"] >= 4 and ".git/index" in done["left_out"]["paths"]
 
 
-def test_nothing_that_a_session_planted_runs_on_the_persons_machine(place: Place, play: Callable[[Scenario], Any]) -> None:
+def test_nothing_that_a_session_planted_runs_on_the_persons_machine(
+    place: Place, play: Callable[[Scenario], Any]
+) -> None:
     """`core.fsmonitor` and a hook, onto the repository, a new directory and a linked worktree."""
     pwned = f"{place.root}/PWNED"
     plant = (
         f"printf '[core]\\n\\tfsmonitor = touch {pwned}\\n' >> .git/config; "
-        f"printf '#!/bin/sh\\ntouch {pwned}\\n' > .git/hooks/post-checkout; chmod 755 .git/hooks/post-checkout; echo agent >> a.txt"
+        f"printf '#!/bin/sh\\ntouch {pwned}\\n' > .git/hooks/post-checkout; chmod 755 "
+        f".git/hooks/post-checkout; echo agent >> a.txt"
     )
 
     async def scenario(host: Host, sandbox: str) -> None:
@@ -163,7 +184,9 @@ def test_nothing_that_a_session_planted_runs_on_the_persons_machine(place: Place
             (".git/config", "git_config"),
             (".git/hooks/post-checkout", "git_hook"),
         ]
-        archive = await host.do("export_changes", sandbox_id=sandbox, dest=f"{place.root}/x.tar", format="tar")
+        archive = await host.do(
+            "export_changes", sandbox_id=sandbox, dest=f"{place.root}/x.tar", format="tar"
+        )
         assert {row["path"] for row in archive["hygiene"]} >= {".git/config", ".git/hooks/post-checkout"}
         allowed = await host.do("export_changes", sandbox_id=sandbox, dest=fresh, allow_unsafe=True)
         assert allowed["unsafe_count"] == 2 and os.path.exists(f"{fresh}/.git/hooks/post-checkout")

@@ -1,4 +1,6 @@
-"""A destination and a sandbox that would have an export write elsewhere, through the programs as a person uses them, in each place."""
+"""A destination and a sandbox that would have an export write elsewhere, through the programs as a person
+uses them, in each place.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,17 @@ def test_a_journal_from_a_clone_or_from_the_sandbox_itself_reaches_nothing(sandb
     assert (out / "new.txt").read_text() == "new" and result["ignored_staging"] == [str(staging)]
     assert shape(victim) == before and shape(staging) == there
 
-    sandbox.shell("mkdir -p d/.eos-export-0/undo && echo 1 > d/.eos-export-0/plan && echo evil > d/.eos-export-0/undo/0")
+    sandbox.shell(
+        "mkdir -p d/.eos-export-0/undo && echo 1 > d/.eos-export-0/plan && echo evil > d/.eos-export-0/undo/0"
+    )
     refused = desk.refused("manager", *to, str(out))
-    assert refused["details"]["reason"] == "reserved_names" and refused["details"]["paths"] == ["d/.eos-export-0"]
+    assert refused["details"]["reason"] == "reserved_names" and refused["details"]["paths"] == [
+        "d/.eos-export-0"
+    ]
     assert not (out / "d/.eos-export-0").exists() and shape(victim) == before
-    sandbox.shell(refused["details"]["hint"].partition("exec_command: ")[2].partition("; then export")[0])  # as the hint says
+    sandbox.shell(
+        refused["details"]["hint"].partition("exec_command: ")[2].partition("; then export")[0]
+    )  # as the hint says
     desk.do("manager", *to, str(out))
     assert (out / "d/eos-export-0/undo/0").read_text() == "evil\n"
     assert shape(victim) == before and not any(name.startswith("exports/") for name in desk.left_in_state())
@@ -65,7 +73,9 @@ def test_a_journal_from_a_clone_or_from_the_sandbox_itself_reaches_nothing(sandb
 
 
 @in_places(ROOT, ORDINARY, DOCKER)
-def test_bits_that_let_a_file_act_as_its_owner_stay_in_the_sandbox_unless_they_are_asked_for(sandbox: Sandbox) -> None:
+def test_bits_that_let_a_file_act_as_its_owner_stay_in_the_sandbox_unless_they_are_asked_for(
+    sandbox: Sandbox,
+) -> None:
     out = sandbox.desk.person.home / "out"
     sandbox.shell("echo x > su; chmod 4755 su")
     to = ("export_changes", "--sandbox-id", sandbox.id, "--dest", str(out))

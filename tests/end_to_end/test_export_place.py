@@ -1,4 +1,6 @@
-"""A person's directory after an export by a gateway that may be root: whose it was, with the attributes it had, by the name that it was given."""
+"""A person's directory after an export by a gateway that may be root: whose it was, with the attributes it
+had, by the name that it was given.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ pytestmark = [pytest.mark.needs("overlay")]
 PERSON = (1001, 1002) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 
-def test_the_persons_directory_stays_theirs(place: Place, play: Callable[..., Any], request: pytest.FixtureRequest) -> None:
-    """N14 and N11: owners, groups, a team's folder, attributes, and a workspace that is named by a symlink, from the copy to the export."""
+def test_the_persons_directory_stays_theirs(
+    place: Place, play: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    """N14 and N11: owners, groups, a team's folder, attributes, and a workspace that is named by a symlink,
+    from the copy to the export.
+    """
     workspace, link = Path(place.workspace), f"{place.root}/link"
     in_docker = "docker" in request.node.name
     image = request.getfixturevalue("image")("debian") if in_docker else "host"
@@ -47,14 +53,21 @@ def test_the_persons_directory_stays_theirs(place: Place, play: Callable[..., An
             assert os.getxattr(copy / "a.txt", "user.note") == b"mine"
             if os.geteuid() == 0:
                 assert acls.named(copy / "team", acls.DEFAULT) == {1234: 7}
-        await host.run(other["id"], "echo agent >> a.txt; mkdir team/deep; echo new > team/deep/f; echo new > new")
+        await host.run(
+            other["id"], "echo agent >> a.txt; mkdir team/deep; echo new > team/deep/f; echo new > new"
+        )
         done = await host.do("export_changes", sandbox_id=other["id"], dest=link)
         await host.do("destroy_sandbox", sandbox_id=other["id"])
         assert "not_kept" not in done and os.path.islink(link)
         for name in ("a.txt", "team", "team/deep", "team/deep/f", "new"):
             found = os.lstat(workspace / name)
             assert (found.st_uid, found.st_gid) == PERSON, name
-        assert os.getxattr(workspace / "a.txt", "user.note") == b"mine" and (workspace / "a.txt").read_text() == "one\nagent\n"
-        assert os.lstat(workspace / "team/deep").st_mode & 0o2000 and acls.named(workspace / "team/deep", acls.DEFAULT) == {1234: 7}
+        assert (
+            os.getxattr(workspace / "a.txt", "user.note") == b"mine"
+            and (workspace / "a.txt").read_text() == "one\nagent\n"
+        )
+        assert os.lstat(workspace / "team/deep").st_mode & 0o2000 and acls.named(
+            workspace / "team/deep", acls.DEFAULT
+        ) == {1234: 7}
 
     play(scenario)

@@ -1,4 +1,6 @@
-"""One of everything, made by a command, comes out of a publish, a squash and both sorts of export as the command left it."""
+"""One of everything, made by a command, comes out of a publish, a squash and both sorts of export as the
+command left it.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,26 @@ def plain(facts: Facts, *, folders: bool) -> Facts:
     out: Facts = {}
     for path, what in facts.items():
         timed = folders or "data" in what or "target" in what
-        out[path] = {key: what[key] for key in what if key not in ("owner", "xattrs", "small") and (timed or key != "mtime_ns")}
+        out[path] = {
+            key: what[key]
+            for key in what
+            if key not in ("owner", "xattrs", "small") and (timed or key != "mtime_ns")
+        }
     return out
 
 
 def export(sandbox: Sandbox, dest: Path, fmt: str) -> dict[str, Any]:
-    return sandbox.desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(dest), "--format", fmt, "--keep-setuid")
+    return sandbox.desk.do(
+        "manager",
+        "export_changes",
+        "--sandbox-id",
+        sandbox.id,
+        "--dest",
+        str(dest),
+        "--format",
+        fmt,
+        "--keep-setuid",
+    )
 
 
 def test_one_of_everything_survives_publish_squash_and_export(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -49,7 +65,9 @@ def test_one_of_everything_survives_publish_squash_and_export(sandbox: Sandbox, 
     run(sandbox, "make m root", session)
     want = seen(sandbox, session)
     assert want.pop("pipe") and len(want) > 80
-    assert want["three"]["same"] == want["links/two"]["same"] == "links/one" and want["sparse"]["small"] is True
+    assert (
+        want["three"]["same"] == want["links/two"]["same"] == "links/one" and want["sparse"]["small"] is True
+    )
     published = sandbox.do("publish_workspace_session", "--workspace-session-id", session)
     assert published["publish"]["dropped"] == [{"path": "m/pipe"}], published
     sandbox.write("other.txt", "other\n")
@@ -63,10 +81,14 @@ def test_one_of_everything_survives_publish_squash_and_export(sandbox: Sandbox, 
     export(sandbox, tmp_path / "tree", "dir")
     assert difference(plain(look(str(tmp_path / "tree/m")), folders=False), plain(want, folders=False)) == []
 
-    reserved = [name for name in want if name.startswith(".wh.")]  # no archive can hold them; the refusal names them
+    reserved = [
+        name for name in want if name.startswith(".wh.")
+    ]  # no archive can hold them; the refusal names them
     sandbox.shell("rm m/.wh.*")
     export(sandbox, tmp_path / "m.tar", "tar")
     (tmp_path / "untarred").mkdir()
     subprocess.run(["tar", "-xpf", tmp_path / "m.tar", "-C", tmp_path / "untarred"], check=True)
     want = {path: what for path, what in want.items() if path not in reserved}
-    assert difference(plain(look(str(tmp_path / "untarred/m")), folders=True), plain(want, folders=True)) == []
+    assert (
+        difference(plain(look(str(tmp_path / "untarred/m")), folders=True), plain(want, folders=True)) == []
+    )

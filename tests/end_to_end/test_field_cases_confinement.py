@@ -1,4 +1,6 @@
-"""Complaints about systems like ours, from public trackers, that are about the walls around a session. The ids at the front are stable."""
+"""Complaints about systems like ours, from public trackers, that are about the walls around a session. The
+ids at the front are stable.
+"""
 
 from __future__ import annotations
 
@@ -46,21 +48,29 @@ __attribute__((constructor)) static void begin(void) {
     call(34, -100, (long)"/tmp/eos-preloaded", 0700); /* mkdirat */
 #endif
 }
-"""
+"""  # noqa: E501
 
 
 # P5: isolation that failed must not run anything
 
 
 @pytest.mark.needs("root", "overlay")
-def test_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_the_workspace_is_as_it_was(desk: Desks) -> None:
+def test_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_the_workspace_is_as_it_was(
+    desk: Desks,
+) -> None:
     at = desk("root", DOCKER_HOST="unix:///nonexistent.sock")
 
     def in_child() -> tuple[Any, ...]:
         syscalls.prctl(syscalls.PR_CAPBSET_DROP, CAP_SYS_ADMIN)
         doctor = at.run("eos", "doctor")
         try:
-            return doctor.returncode, doctor.stdout, at.refused_create("host"), at.left_in_state(), at.do("manager", "list_sandboxes")
+            return (
+                doctor.returncode,
+                doctor.stdout,
+                at.refused_create("host"),
+                at.left_in_state(),
+                at.do("manager", "list_sandboxes"),
+            )
         finally:
             at.stop()
 
@@ -68,7 +78,12 @@ def test_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_the
     (line,) = [line for line in said.splitlines() if line.startswith("FAIL local")]
     assert code == 1 and "CAP_SYS_ADMIN" in line and "nothing yet" in said
     assert error["details"]["reason"] == "mountns_forbidden" and left == [] and listed == {"sandboxes": []}
-    assert sorted(str(path.relative_to(at.workspace)) for path in at.workspace.rglob("*")) == [".id", "a.txt", "d", "d/b.txt"]
+    assert sorted(str(path.relative_to(at.workspace)) for path in at.workspace.rglob("*")) == [
+        ".id",
+        "a.txt",
+        "d",
+        "d/b.txt",
+    ]
 
 
 @IN_DOCKER
@@ -86,16 +101,25 @@ def test_a_container_without_the_right_to_mount_is_no_sandbox_and_nothing_of_it_
         return await host.refused("create_sandbox", image=image("busybox"), workspace_root=place.workspace)
 
     error = place.play(scenario)
-    assert error.details["stage"] == "readiness" and "trusted.overlay" in error.message and "Operation not permitted" in error.message
+    assert (
+        error.details["stage"] == "readiness"
+        and "trusted.overlay" in error.message
+        and "Operation not permitted" in error.message
+    )
     assert place.containers() == [] and records(place.state) == []
-    assert os.listdir(place.workspace) == ["a.txt"] and Path(place.workspace, "a.txt").read_text() == f"one of {place.instance_id}\n"
+    assert (
+        os.listdir(place.workspace) == ["a.txt"]
+        and Path(place.workspace, "a.txt").read_text() == f"one of {place.instance_id}\n"
+    )
 
 
 # M12: secrets in command lines
 
 
 @IN_DOCKER
-def test_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_no_label_and_no_file(place: Place, image: Image) -> None:
+def test_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_no_label_and_no_file(
+    place: Place, image: Image
+) -> None:
     secret = f"s3cret-{os.urandom(12).hex()}"
 
     async def scenario(host: Host) -> dict[str, str]:
@@ -104,7 +128,11 @@ def test_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_
             session = (await host.ask(sandbox_id, "create_workspace_session"))["workspace_session_id"]
             options = {"workspace_session_id": session, "env": [f"SECRET={secret}"], "tty": False}
             command = await host.ask(
-                sandbox_id, "exec_command", cmd='test -n "$SECRET" && echo has it; exec sleep 1000', yield_time_ms=0, **options
+                sandbox_id,
+                "exec_command",
+                cmd='test -n "$SECRET" && echo has it; exec sleep 1000',
+                yield_time_ms=0,
+                **options,
             )
             said = {"command_session_id": command["command_session_id"], "start_offset": 0, "limit": 5}
             while "has it" not in (await host.ask(sandbox_id, "read_command_lines", **said))["output"]:
@@ -115,7 +143,11 @@ def test_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_
                 "inspect": str(container.attrs),
                 "log": container.logs().decode(errors="replace"),
                 "top": str(container.top()),
-                "files": str(container.exec_run(["grep", "-rlF", secret[:20], "/eos", "/tmp", "/workspace", "/etc"], stderr=False).output),
+                "files": str(
+                    container.exec_run(
+                        ["grep", "-rlF", secret[:20], "/eos", "/tmp", "/workspace", "/etc"], stderr=False
+                    ).output
+                ),
                 "progress": str(host.said),
                 "arguments": "",
             }
@@ -128,7 +160,11 @@ def test_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_
                     shown["arguments"] += f"{pid}: {text!r}"
             for op in ("list_commands", "list_workspace_sessions", "trace", "events", "snapshot", "topology"):
                 shown[op] = str(await host.ask(sandbox_id, op))
-            shown["state"] = "".join(path.read_bytes().decode(errors="replace") for path in Path(place.state).rglob("*") if path.is_file())
+            shown["state"] = "".join(
+                path.read_bytes().decode(errors="replace")
+                for path in Path(place.state).rglob("*")
+                if path.is_file()
+            )
             return shown
         finally:
             await host.do("destroy_sandbox", sandbox_id=sandbox_id)
@@ -142,26 +178,44 @@ def test_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_
 
 
 @IN_DOCKER
-def test_the_agents_token_is_nowhere_in_a_session_nor_behind_a_link_that_was_published(place: Place, image: Image) -> None:
+def test_the_agents_token_is_nowhere_in_a_session_nor_behind_a_link_that_was_published(
+    place: Place, image: Image
+) -> None:
     async def scenario(host: Host) -> tuple[str, list[str], list[str]]:
         sandbox_id = (await place.create(host, image("busybox")))["id"]
         try:
             token = str(records(place.state)[0]["token"])
             (container,) = place.containers()
-            held = container.exec_run(["grep", "-rlF", token, "/eos/runtime", "/eos/config"], stderr=False).output.decode()
-            halves = f"a={token[:20]}; b={token[20:]}; echo $a$b > /tmp/found; "  # no command line holds it, and one file does
+            held = container.exec_run(
+                ["grep", "-rlF", token, "/eos/runtime", "/eos/config"], stderr=False
+            ).output.decode()
+            halves = (
+                f"a={token[:20]}; b={token[20:]}; echo $a$b > "
+                f"/tmp/found; "
+            )  # no command line holds it, and one file does
             look = (
-                'for p in /proc/[0-9]*; do for f in environ mountinfo cmdline; do grep -lF "$a$b" $p/$f; done; done; '
+                'for p in /proc/[0-9]*; do for f in environ mountinfo cmdline; do grep -lF "$a$b" $p/$f; '
+                "done; done; "
                 'grep -rlF "$a$b" /bin /etc /eos /tmp /workspace /dev/shm /run /root /var; true'
             )
             out: list[str] = []
             for rootfs in ("read_only", "shared"):
-                session = (await host.ask(sandbox_id, "create_workspace_session", rootfs=rootfs))["workspace_session_id"]
+                session = (await host.ask(sandbox_id, "create_workspace_session", rootfs=rootfs))[
+                    "workspace_session_id"
+                ]
                 in_session = {"workspace_session_id": session, "tty": False}
                 out.append(
-                    await host.run(sandbox_id, f"{halves}({look}) 2>/dev/null | grep -v '^/proc/[0-9]*/cmdline$'; true", **in_session)
+                    await host.run(
+                        sandbox_id,
+                        f"{halves}({look}) 2>/dev/null | grep -v '^/proc/[0-9]*/cmdline$'; true",
+                        **in_session,
+                    )
                 )
-            await host.run(sandbox_id, "ln -s /eos/runtime/daemon d; ln -s /eos/runtime/daemon/token t; ln -s / r; true", **in_session)
+            await host.run(
+                sandbox_id,
+                "ln -s /eos/runtime/daemon d; ln -s /eos/runtime/daemon/token t; ln -s / r; true",
+                **in_session,
+            )
             published = await host.ask(sandbox_id, "publish_workspace_session", workspace_session_id=session)
             assert published["publish"]["no_op"] is False, published
             other = (await host.ask(sandbox_id, "create_workspace_session"))["workspace_session_id"]
@@ -177,7 +231,12 @@ def test_the_agents_token_is_nowhere_in_a_session_nor_behind_a_link_that_was_pub
                     ("file_search", {"pattern": ".", "path": path.split("/")[0]}),
                 )
             ]
-            assert container.exec_run(["grep", "-rlF", token, "/eos/runtime", "/eos/config"], stderr=False).output.decode() == held
+            assert (
+                container.exec_run(
+                    ["grep", "-rlF", token, "/eos/runtime", "/eos/config"], stderr=False
+                ).output.decode()
+                == held
+            )
             return held, out, [reply for reply in replies if token[:20] in reply]
         finally:
             await host.do("destroy_sandbox", sandbox_id=sandbox_id)
@@ -193,15 +252,24 @@ def test_the_agents_token_is_nowhere_in_a_session_nor_behind_a_link_that_was_pub
 
 @IN_DOCKER
 @pytest.mark.needs("musl")
-def test_no_library_that_a_command_names_to_the_loader_gets_into_the_agent(place: Place, image: Image) -> None:
+def test_no_library_that_a_command_names_to_the_loader_gets_into_the_agent(
+    place: Place, image: Image
+) -> None:
     source, library = f"{place.root}/preloaded.c", f"{place.workspace}/preloaded.so"
     Path(source).write_text(PRELOADED)
-    subprocess.run(["musl-gcc", "-shared", "-fPIC", "-nostdlib", "-nostartfiles", "-o", library, source], check=True, capture_output=True)
+    subprocess.run(
+        ["musl-gcc", "-shared", "-fPIC", "-nostdlib", "-nostartfiles", "-o", library, source],
+        check=True,
+        capture_output=True,
+    )
 
     async def scenario(host: Host) -> tuple[str, str]:
         sandbox_id = (await place.create(host, image("debian")))["id"]
         try:
-            writing = "cp preloaded.so /usr/lib/preloaded.so && echo /usr/lib/preloaded.so > /etc/ld.so.preload && cat /dev/null; ls -d /tmp/eos-preloaded"
+            writing = (
+                "cp preloaded.so /usr/lib/preloaded.so && echo /usr/lib/preloaded.so > "
+                "/etc/ld.so.preload && cat /dev/null; ls -d /tmp/eos-preloaded"
+            )
             works = await host.run(sandbox_id, f"{writing}; rmdir /tmp/eos-preloaded", tty=False)
             (container,) = place.containers()
             await asyncio.to_thread(container.restart, timeout=5)

@@ -1,4 +1,6 @@
-"""Complaints about systems like ours, from public trackers: sandboxes that vanish, are destroyed, drift, are cleaned up. The ids are stable."""
+"""Complaints about systems like ours, from public trackers: sandboxes that vanish, are destroyed, drift, are
+cleaned up. The ids are stable.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Call:
     def __init__(self, sandbox: Sandbox, op: str, *words: str) -> None:
         at = sandbox.desk
         argv = [at.person.python, "-m", MODULES["runtime"], "--sandbox-id", sandbox.id, op, *words]
-        self.process = at.person.popen(argv, env=at.person.environment(**at.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.process = at.person.popen(
+            argv, env=at.person.environment(**at.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     def refused(self) -> dict[str, Any]:
         """The error that it ends with, within the time that every wait of these tests has."""
@@ -69,14 +73,20 @@ def container(desk: Desks, image: Callable[[str], str]) -> Generator[Container]:
 
 
 @IN_DOCKER
-def test_a_command_whose_container_is_killed_from_outside_is_answered_and_the_sandbox_can_be_started_again(container: Container) -> None:
+def test_a_command_whose_container_is_killed_from_outside_is_answered_and_the_sandbox_can_be_started_again(
+    container: Container,
+) -> None:
     container.write("published", "kept\n")
     session = container.session()
     container.write("mine", "unpublished\n", session)
     call = running(container, "sleep 60", "--workspace-session-id", session)
     docker("kill", container.id)
     error = call.refused()
-    assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == ("internal_error", "sandbox_gone", True)
+    assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == (
+        "internal_error",
+        "sandbox_gone",
+        True,
+    )
     refused = container.desk.refused("manager", "destroy_sandbox", "--sandbox-id", container.id, "--if-clean")
     assert refused["details"]["reason"] == "unpublished_unknown"
     for _ in range(2):  # the second finds it running and leaves it so
@@ -88,11 +98,17 @@ def test_a_command_whose_container_is_killed_from_outside_is_answered_and_the_sa
 
 
 @IN_DOCKER
-def test_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_that_is_gone(container: Container) -> None:
+def test_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_that_is_gone(
+    container: Container,
+) -> None:
     call = running(container, "sleep 60")
     kill(container.agent())
     error = call.refused()
-    assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == ("internal_error", "agent_gone", True)
+    assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == (
+        "internal_error",
+        "agent_gone",
+        True,
+    )
     assert container.shell("echo fine")["output"] == "fine"
 
 
@@ -100,11 +116,17 @@ def test_a_command_whose_runner_is_killed_is_told_where_its_work_is(desk: Desks)
     sandbox = desk("root").create("host")
     session = sandbox.session()
     call = running(sandbox, "echo mine > mine; sleep 60", "--workspace-session-id", session)
-    while "mine" not in {entry["name"] for entry in sandbox.do("file_list", "--workspace-session-id", session)["entries"]}:
+    while "mine" not in {
+        entry["name"] for entry in sandbox.do("file_list", "--workspace-session-id", session)["entries"]
+    }:
         pass
     kill(sandbox.runner(session))
     error = call.refused()
-    assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == ("operation_failed", "session_lost", True)
+    assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == (
+        "operation_failed",
+        "session_lost",
+        True,
+    )
     assert sandbox.read("mine", sandbox.session("--draft-id", error["details"]["draft_id"])) == "mine"
 
 
@@ -120,13 +142,20 @@ def test_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_othe
     sandbox.write("d/mine", "12345", session)
     error = at.refused("manager", *words, "--if-clean")
     assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "unpublished_work")
-    assert (error["details"]["unpublished"]["sessions"], error["details"]["unpublished"]["paths"]) == ([session], ["d/mine"])
+    assert (error["details"]["unpublished"]["sessions"], error["details"]["unpublished"]["paths"]) == (
+        [session],
+        ["d/mine"],
+    )
     assert sandbox.read("d/mine", session) == "12345"
     call = running(sandbox, "echo one-shot > one-shot; sleep 60")
     gone = at.do("manager", *words)
     found = gone["discarded"]
     assert gone["state"] == "stopped" and found["layers"] == 1 and {empty, session} < set(found["sessions"])
-    assert found["unpublished"]["count"] >= 1 and "d/mine" in found["unpublished"]["paths"] and found["unpublished"]["bytes"] >= 5
+    assert (
+        found["unpublished"]["count"] >= 1
+        and "d/mine" in found["unpublished"]["paths"]
+        and found["unpublished"]["bytes"] >= 5
+    )
     error = call.refused()
     assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "sandbox_destroyed")
     assert error["details"]["retryable"] is False and "not published" in error["message"]
@@ -137,7 +166,12 @@ def test_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_othe
     assert error["details"]["unpublished"]["count"] == 0 and "running commands" in error["message"]
     other.do("signal_command", "--command-session-id", command, "--signal", "KILL")
     other.do("wait_command", "--command-session-id", command)
-    assert at.do("manager", "destroy_sandbox", "--sandbox-id", other.id, "--if-clean")["discarded"]["unpublished"]["count"] == 0
+    assert (
+        at.do("manager", "destroy_sandbox", "--sandbox-id", other.id, "--if-clean")["discarded"][
+            "unpublished"
+        ]["count"]
+        == 0
+    )
     if isinstance(other, Container):
         docker("volume", "rm", "-f", f"eos-shared-base-{other.base_hash}")
 
@@ -149,15 +183,22 @@ def test_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it
     sandbox.write("mine", "12345", session)
     sandbox.write("other", "678", session)
     kill(sandbox.runner(session))
-    draft_id = sandbox.refused("file_read", "--workspace-session-id", session, "--path", "mine")["details"]["draft_id"]
+    draft_id = sandbox.refused("file_read", "--workspace-session-id", session, "--path", "mine")["details"][
+        "draft_id"
+    ]
     error = at.refused("manager", "destroy_sandbox", "--sandbox-id", sandbox.id, "--if-clean")
     draft = {"draft_id": draft_id, "paths": 2, "bytes": 8}
     nothing: dict[str, Any] = {"sessions": [], "paths": [], "count": 0, "bytes": 0, "truncated": False}
     assert error["details"]["unpublished"] == {**nothing, "drafts": [draft]}
-    assert at.do("manager", "destroy_sandbox", "--sandbox-id", sandbox.id)["discarded"]["unpublished"] == {**nothing, "drafts": [draft]}
+    assert at.do("manager", "destroy_sandbox", "--sandbox-id", sandbox.id)["discarded"]["unpublished"] == {
+        **nothing,
+        "drafts": [draft],
+    }
 
 
-def test_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the_hosts_tree_is_as_it_was(desk: Desks) -> None:
+def test_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the_hosts_tree_is_as_it_was(
+    desk: Desks,
+) -> None:
     at = desk("root")
     before = tree_hash(at.workspace)
     one, other = at.create("host"), at.create("host")
@@ -165,7 +206,11 @@ def test_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the
     for n in range(20):
         session = one.session()
         if n % 4 == 0:
-            one.shell(f"ln -s {at.workspace} to-host; ln -s {at.state} to-state; ln -s / root; rm -rf d a.txt; echo {n} > n", session)
+            one.shell(
+                f"ln -s {at.workspace} to-host; ln -s {at.state} to-state; ln -s / root; rm -rf d a.txt; "
+                f"echo {n} > n",
+                session,
+            )
     one.destroy()
     assert tree_hash(at.workspace) == before
     (command,) = other.do("list_commands")["commands"]
@@ -177,15 +222,20 @@ def test_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the
 
 
 @IN_DOCKER
-def test_what_a_command_installs_in_the_system_is_there_for_the_next_session_and_in_no_publish(container: Container) -> None:
-    installing = "mkdir -p /usr/local/bin; printf '#!/bin/sh\\necho tool' > /usr/local/bin/tool; chmod +x /usr/local/bin/tool; echo w > w"
+def test_what_a_command_installs_in_the_system_is_there_for_the_next_session_and_in_no_publish(
+    container: Container,
+) -> None:
+    installing = (
+        "mkdir -p /usr/local/bin; printf '#!/bin/sh\\necho tool' > /usr/local/bin/tool; chmod +x "
+        "/usr/local/bin/tool; echo w > w"
+    )
     done = container.shell(installing)
     assert done["publish"]["route_summary"]["source_count"] == 1, "the workspace alone is published"
     assert container.shell("/usr/local/bin/tool")["output"] == "tool"
     session = container.session("--rootfs", "read_only")
-    assert container.shell("/usr/local/bin/tool; (echo x > /usr/local/bin/other) 2>/dev/null || echo refused", session)[
-        "output"
-    ].split() == [
+    assert container.shell(
+        "/usr/local/bin/tool; (echo x > /usr/local/bin/other) 2>/dev/null || echo refused", session
+    )["output"].split() == [
         "tool",
         "refused",
     ]
@@ -194,7 +244,9 @@ def test_what_a_command_installs_in_the_system_is_there_for_the_next_session_and
     assert sorted(os.listdir(out)) == ["w"]
 
 
-@pytest.mark.parametrize("place", [pytest.param("host", marks=pytest.mark.needs("uid")), pytest.param("busybox", marks=IN_DOCKER)])
+@pytest.mark.parametrize(
+    "place", [pytest.param("host", marks=pytest.mark.needs("uid")), pytest.param("busybox", marks=IN_DOCKER)]
+)
 def test_a_base_of_another_owner_is_edited_and_its_export_belongs_to_the_caller(
     desk: Desks, image: Callable[[str], str], place: str
 ) -> None:
@@ -215,15 +267,22 @@ def test_a_base_of_another_owner_is_edited_and_its_export_belongs_to_the_caller(
     sandbox.destroy()
 
 
-def test_a_base_that_changes_on_the_host_is_never_half_seen_and_the_drift_shows_in_its_hash(desk: Desks) -> None:
+def test_a_base_that_changes_on_the_host_is_never_half_seen_and_the_drift_shows_in_its_hash(
+    desk: Desks,
+) -> None:
     at = desk("root")
     old = at.create("host")
     session = old.session()
     at.give("w/a.txt", "changed on the host\n")
     at.give("w/new.txt", "new on the host\n")
     for where in (session, old.session(), None):
-        assert old.read("a.txt", where) == "base" and "new.txt" not in old.shell("ls", where)["output"].split()
-    assert at.do("manager", "inspect_sandbox", "--sandbox-id", old.id)["shared_base"]["root_hash"] == old.base_hash
+        assert (
+            old.read("a.txt", where) == "base" and "new.txt" not in old.shell("ls", where)["output"].split()
+        )
+    assert (
+        at.do("manager", "inspect_sandbox", "--sandbox-id", old.id)["shared_base"]["root_hash"]
+        == old.base_hash
+    )
     new = at.create("host")
     assert new.base_hash != old.base_hash and new.read("a.txt") == "changed on the host"
     for one in (old, new):
@@ -233,7 +292,9 @@ def test_a_base_that_changes_on_the_host_is_never_half_seen_and_the_drift_shows_
 # Starting again, and cleaning up
 
 
-def test_a_sandbox_whose_agent_was_killed_is_started_again_and_one_that_is_gone_is_refused_by_name(desk: Desks) -> None:
+def test_a_sandbox_whose_agent_was_killed_is_started_again_and_one_that_is_gone_is_refused_by_name(
+    desk: Desks,
+) -> None:
     at = desk("root")
     sandbox = at.create("host")
     sandbox.write("published", "kept\n")
@@ -247,12 +308,19 @@ def test_a_sandbox_whose_agent_was_killed_is_started_again_and_one_that_is_gone_
 
 def items(at: Desk, *words: str) -> set[tuple[str, str]]:
     found = at.do("manager", "prune", *words)
-    assert found["count"] == len(found["items"]) and found["dry_run"] is (not words) and found["warnings"] == []
+    assert (
+        found["count"] == len(found["items"]) and found["dry_run"] is (not words) and found["warnings"] == []
+    )
     return {(item["kind"], item["name"]) for item in found["items"]}
 
 
-def test_prune_lists_and_removes_the_copy_of_a_workspace_once_no_sandbox_of_any_gateway_uses_it(desk: Desks, tmp_path: Path) -> None:
-    at, other = desk("root", EOS_SHARED_BASE_CACHE=str(tmp_path)), desk("root", EOS_SHARED_BASE_CACHE=str(tmp_path))
+def test_prune_lists_and_removes_the_copy_of_a_workspace_once_no_sandbox_of_any_gateway_uses_it(
+    desk: Desks, tmp_path: Path
+) -> None:
+    at, other = (
+        desk("root", EOS_SHARED_BASE_CACHE=str(tmp_path)),
+        desk("root", EOS_SHARED_BASE_CACHE=str(tmp_path)),
+    )
     sandbox = at.create("host")
     mine = ("base", sandbox.base_hash)
     (other.workspace / ".id").write_text((at.workspace / ".id").read_text())
@@ -263,7 +331,11 @@ def test_prune_lists_and_removes_the_copy_of_a_workspace_once_no_sandbox_of_any_
     assert mine not in items(at) and mine not in items(other, "--dry-run=false")
     assert theirs.read("a.txt") == "base"
     theirs.destroy()
-    (note,) = [path for path in (tmp_path / sandbox.base_hash / "users").iterdir() if path.read_text().startswith(str(other.state))]
+    (note,) = [
+        path
+        for path in (tmp_path / sandbox.base_hash / "users").iterdir()
+        if path.read_text().startswith(str(other.state))
+    ]
     os.utime(note, (0, 0))
     assert mine in items(at) and (tmp_path / sandbox.base_hash).is_dir(), "a dry run removes nothing"
     assert mine in items(at, "--dry-run=false")
@@ -274,7 +346,9 @@ def test_prune_lists_and_removes_the_copy_of_a_workspace_once_no_sandbox_of_any_
 
 
 @IN_DOCKER
-def test_prune_removes_volumes_of_its_own_making_that_no_container_has(desk: Desks, image: Callable[[str], str]) -> None:
+def test_prune_removes_volumes_of_its_own_making_that_no_container_has(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
     at, other = desk("root"), desk("root")
     sandbox = at.create(image("busybox"))
     volume = ("volume", f"eos-shared-base-{sandbox.base_hash}")

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
 
 def fsck(sandbox: Sandbox, *words: str, status: int) -> dict[str, Any]:
-    """The one object that it prints, on standard output or, when nothing could be checked, on standard error."""
+    """The one object that it prints, on standard output or, when nothing could be checked, on standard error."""  # noqa: E501
     done = sandbox.desk.run("eos", "fsck", "--json", *words)
     assert done.returncode == status, (done.stdout, done.stderr)
     return dict(json.loads(done.stderr if status == 2 else done.stdout))
@@ -55,21 +55,33 @@ def test_a_store_is_checked_while_it_is_served_and_while_it_is_not(sandbox: Sand
         (f"layers/{layer}", "digest"),
     ]
     said = sandbox.desk.run("eos", "fsck", sandbox.id)
-    assert said.returncode == 1 and f"layers/{layer}/d/x: its content is not what was published" in said.stdout
+    assert (
+        said.returncode == 1 and f"layers/{layer}/d/x: its content is not what was published" in said.stdout
+    )
 
     stop(sandbox)
-    assert [damage["file"] for damage in fsck(sandbox, store, status=1)["damage"]] == [f"layers/{layer}/d/x", f"layers/{layer}"]
+    assert [damage["file"] for damage in fsck(sandbox, store, status=1)["damage"]] == [
+        f"layers/{layer}/d/x",
+        f"layers/{layer}",
+    ]
     file.write_text("x\n")
     whole = fsck(sandbox, store, status=0)
-    assert whole["clean"] is True and {note["kind"] for note in whole["notes"]} <= {"left_over", "not_checked"}, whole
+    assert whole["clean"] is True and {note["kind"] for note in whole["notes"]} <= {
+        "left_over",
+        "not_checked",
+    }, whole
     if not isinstance(sandbox, Container):
         assert fsck(sandbox, "--base", os.path.dirname(store), status=0)["store"] == store
         manifest = sandbox.store / "manifest.json"
         aside = manifest.rename(sandbox.desk.state / "aside")
         manifest.write_bytes(aside.read_bytes()[:-10])
         error = fsck(sandbox, sandbox.id, status=2)["error"]
-        assert os.path.dirname(store) in error["details"]["hint"], "an agent that does not start is no dead end"
-        assert [damage["file"] for damage in fsck(sandbox, os.path.dirname(store), status=1)["damage"]] == ["manifest.json"]
+        assert os.path.dirname(store) in error["details"]["hint"], (
+            "an agent that does not start is no dead end"
+        )
+        assert [damage["file"] for damage in fsck(sandbox, os.path.dirname(store), status=1)["damage"]] == [
+            "manifest.json"
+        ]
         aside.rename(manifest)
     else:
         docker("start", sandbox.id)

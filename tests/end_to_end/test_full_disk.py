@@ -1,4 +1,6 @@
-"""A disk that fills up while sandboxes live on it: nothing is half published, nothing is lost, and all goes on after space is freed."""
+"""A disk that fills up while sandboxes live on it: nothing is half published, nothing is lost, and all goes
+on after space is freed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ORDINARY = pytest.param("ordinary", marks=pytest.mark.needs("uid"))
 
 
 def on_a_small_disk(at: Desk, body: Callable[[Desk], None]) -> None:
-    """body(at) in a mount namespace where the state lies on a tmpfs of 16 MB; the gateway and the sandboxes end with it."""
+    """body(at) in a mount namespace where the state lies on a tmpfs of 16 MB; the gateway and the sandboxes
+    end with it.
+    """
 
     def in_child() -> None:
         in_namespace.enter_mount_namespace()
@@ -52,15 +56,23 @@ def fill(at: Desk) -> Path:
 
 def published(sandbox: Sandbox, session: str) -> None:
     sandbox.do("publish_workspace_session", "--workspace-session-id", session)
-    assert sandbox.refused("file_list", "--workspace-session-id", session)["details"]["reason"] == "session_not_found"
+    assert (
+        sandbox.refused("file_list", "--workspace-session-id", session)["details"]["reason"]
+        == "session_not_found"
+    )
 
 
 def names_in_store(sandbox: Sandbox) -> dict[str, list[str]]:
-    return {name: sorted(os.listdir(sandbox.store / name)) for name in ("layers", "staging", "drafts", "manifests")}
+    return {
+        name: sorted(os.listdir(sandbox.store / name))
+        for name in ("layers", "staging", "drafts", "manifests")
+    }
 
 
 @pytest.mark.parametrize("who", ["root", ORDINARY])
-def test_a_disk_that_is_full_while_publishing_loses_nothing_and_the_same_call_works_after_space_is_freed(desk: Desks, who: str) -> None:
+def test_a_disk_that_is_full_while_publishing_loses_nothing_and_the_same_call_works_after_space_is_freed(
+    desk: Desks, who: str
+) -> None:
     def body(at: Desk) -> None:
         sandbox = at.create("host")
         sandbox.write("kept.txt", "kept\n")
@@ -70,7 +82,11 @@ def test_a_disk_that_is_full_while_publishing_loses_nothing_and_the_same_call_wo
         filler = fill(at)
         error = sandbox.refused("publish_workspace_session", "--workspace-session-id", session)
         assert_told(error, "disk_full", kind="operation_failed")
-        assert_told(sandbox.refused("file_write", "--path", "other.txt", "--content", "x"), "disk_full", kind="operation_failed")
+        assert_told(
+            sandbox.refused("file_write", "--path", "other.txt", "--content", "x"),
+            "disk_full",
+            kind="operation_failed",
+        )
         assert names_in_store(sandbox) == before
         assert sandbox.read("kept.txt") == "kept" and sandbox.read("mine.txt", session) == "mine"
         filler.unlink()
@@ -83,19 +99,33 @@ def test_a_disk_that_is_full_while_publishing_loses_nothing_and_the_same_call_wo
     on_a_small_disk(desk(who), body)
 
 
-def test_a_one_shot_on_a_full_disk_publishes_nothing_by_half_and_its_work_is_there_after_space_is_freed(desk: Desks) -> None:
+def test_a_one_shot_on_a_full_disk_publishes_nothing_by_half_and_its_work_is_there_after_space_is_freed(
+    desk: Desks,
+) -> None:
     def body(at: Desk) -> None:
         sandbox = at.create("host")
         sandbox.write("kept.txt", "kept\n")
         running = sandbox.do("exec_command", "--yield-time-ms", "1", "echo mine > mine.txt; read line")
         assert running["status"] == "running"
         filler = fill(at)
-        sandbox.do("write_command_stdin", "--command-session-id", running["command_session_id"], "--yield-time-ms", "1", "go on\n")
-        ended = sandbox.do("wait_command", "--command-session-id", running["command_session_id"], "--timeout-ms", "30000")
+        sandbox.do(
+            "write_command_stdin",
+            "--command-session-id",
+            running["command_session_id"],
+            "--yield-time-ms",
+            "1",
+            "go on\n",
+        )
+        ended = sandbox.do(
+            "wait_command", "--command-session-id", running["command_session_id"], "--timeout-ms", "30000"
+        )
         assert ended["status"] == "ok" and ended.get("publish", {}).get("published") is not True
         told = ended.get("publish_rejection", {}).get("error") or ended["finalization_error"]
         assert told["details"]["reason"] == "disk_full", ended
-        assert sandbox.read("kept.txt") == "kept" and sandbox.refused("file_read", "--path", "mine.txt")["kind"] == "not_found"
+        assert (
+            sandbox.read("kept.txt") == "kept"
+            and sandbox.refused("file_read", "--path", "mine.txt")["kind"] == "not_found"
+        )
         filler.unlink()
         sandbox.write("again.txt", "works\n")
         kill(sandbox.agent())
@@ -129,7 +159,9 @@ def test_a_command_that_fills_the_disk_can_be_undone_from_its_session(desk: Desk
 
 
 @pytest.mark.needs("uid")
-def test_a_gateway_and_an_agent_started_on_a_full_disk_say_so_and_start_after_space_is_freed(desk: Desks) -> None:
+def test_a_gateway_and_an_agent_started_on_a_full_disk_say_so_and_start_after_space_is_freed(
+    desk: Desks,
+) -> None:
     def body(at: Desk) -> None:
         sandbox = at.create("host")
         sandbox.write("kept.txt", "kept\n")
@@ -138,7 +170,9 @@ def test_a_gateway_and_an_agent_started_on_a_full_disk_say_so_and_start_after_sp
         filler = fill(at)
         kill(programs.pid_of(str(at.state)))
         kill(sandbox.agent())
-        answers = [at.run("runtime", "--sandbox-id", sandbox.id, "file_read", "--path", "kept.txt") for _ in range(2)]
+        answers = [
+            at.run("runtime", "--sandbox-id", sandbox.id, "file_read", "--path", "kept.txt") for _ in range(2)
+        ]
         for answer in answers:  # what only reads may work, and whatever does not says why
             text = answer.stdout or answer.stderr
             assert "Traceback" not in text and (
@@ -159,7 +193,11 @@ def test_a_sandbox_can_be_destroyed_to_free_a_full_disk_and_none_is_half_made_on
         sandbox.shell("echo kept > kept.txt")
         filler = fill(at)
         error = at.refused_create("host")
-        assert error["kind"] == "internal_error" and error["details"]["reason"] == "disk_full" and error["details"]["hint"], error
+        assert (
+            error["kind"] == "internal_error"
+            and error["details"]["reason"] == "disk_full"
+            and error["details"]["hint"]
+        ), error
         assert [record["id"] for record in at.do("manager", "list_sandboxes")["sandboxes"]] == [sandbox.id]
         assert os.listdir(at.state / "sandboxes") == [sandbox.id]
         assert sandbox.read("kept.txt") == "kept"

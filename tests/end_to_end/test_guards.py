@@ -1,4 +1,6 @@
-"""The ways beside a session, each tried on real sandboxes of both providers: docs/confinement.md shows what came out."""
+"""The ways beside a session, each tried on real sandboxes of both providers: docs/confinement.md shows what
+came out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ LOCAL = "manager:\n  local_daemon:\n    resource_profile: standard\n"
 
 
 @pytest.mark.needs("dockerd", "cgroups")
-def test_every_guard_of_a_container_does_what_the_page_says(place: Place, image: Callable[[str], str]) -> None:
+def test_every_guard_of_a_container_does_what_the_page_says(
+    place: Place, image: Callable[[str], str]
+) -> None:
     async def scenario(host: Host) -> dict[str, str]:
         return await guards.findings(host, "docker", image("debian"), place.workspace)
 

@@ -1,4 +1,6 @@
-"""What a git that was killed or left behind has half done: nobody is kept from committing by it, in either provider."""
+"""What a git that was killed or left behind has half done: nobody is kept from committing by it, in either
+provider.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,20 @@ GIT = "git -c user.name=x -c user.email=x@y"
 
 
 @in_places(ROOT, ORDINARY, DEBIAN)
-def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave_no_lock(sandbox: Sandbox) -> None:
-    """Seen at commit 83e28fb: every later commit fails on `.git/index.lock`, every later gc on `.git/gc.log.lock`."""
-    objects = "for n in $(seq 2000); do printf 'blob\\nmark :%s\\ndata 5\\n%05d\\n' $n $n; done | git -c fastimport.unpackLimit=5000 fast-import --quiet"
-    made = sandbox.shell(f"git init -q -b main; git config gc.auto 10; git add .; {GIT} -c gc.auto=0 commit -qm first; {objects}")
+def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave_no_lock(
+    sandbox: Sandbox,
+) -> None:
+    """Seen at commit 83e28fb: every later commit fails on `.git/index.lock`, every later gc on
+    `.git/gc.log.lock`.
+    """
+    objects = (
+        "for n in $(seq 2000); do printf 'blob\\nmark :%s\\ndata 5\\n%05d\\n' $n $n; done | git -c "
+        "fastimport.unpackLimit=5000 fast-import --quiet"
+    )
+    made = sandbox.shell(
+        f"git init -q -b main; git config gc.auto 10; git add .; {GIT} -c gc.auto=0 commit -qm first; "
+        f"{objects}"
+    )
     assert made["exit_code"] == 0, made
     session = sandbox.session()
     editing = f"echo more >> a.txt; GIT_EDITOR='echo > begun; sleep 60 #' {GIT} commit -a"
@@ -28,11 +40,16 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
             break
     sandbox.do("signal_command", "--command-session-id", command, "--signal", "KILL")
     sandbox.do("wait_command", "--command-session-id", command, "--timeout-ms", "60000")
-    assert [row["path"] for row in sandbox.do("preview_publish", "--workspace-session-id", session)["dropped"]] == [".git/index.lock"]
+    assert [
+        row["path"] for row in sandbox.do("preview_publish", "--workspace-session-id", session)["dropped"]
+    ] == [".git/index.lock"]
     published = sandbox.do("publish_workspace_session", "--workspace-session-id", session)["publish"]
     assert [row["path"] for row in published["dropped"]] == [".git/index.lock"]
     detached = "-c gc.autoDetach=true -c maintenance.autoDetach=true"
     second = sandbox.shell(f"{GIT} {detached} commit -qam second")
     assert second["exit_code"] == 0 and "dropped" not in second["publish"], second
-    look = "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto 2>/dev/null; ls .git/objects/pack | grep -c 'pack$'; git log --format=%s"
+    look = (
+        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto 2>/dev/null; ls "
+        ".git/objects/pack | grep -c 'pack$'; git log --format=%s"
+    )
     assert sandbox.shell(look)["output"].split() == ["1", "second", "first"]

@@ -1,4 +1,4 @@
-"""Looking back through the programs: versions, patches, pins, rollback, blame; and what MCP says of a draft."""
+"""Looking back through the programs: versions, patches, pins, rollback, blame; and what MCP says of a draft."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -24,16 +24,26 @@ def test_a_person_goes_back_to_an_earlier_version_and_forth_again(sandbox: Sandb
         {"start_line": 1, "line_count": 1, "owner": "original"},
         {"start_line": 2, "line_count": 1, "owner": listed[1]["owner"]},
     ]
-    assert sandbox.refused("file_blame", "--path", "d/b.txt")["kind"] == "not_found", "deleted, and never changed by anybody"
+    assert sandbox.refused("file_blame", "--path", "d/b.txt")["kind"] == "not_found", (
+        "deleted, and never changed by anybody"
+    )
 
     found = sandbox.do("diff_versions", "--from", "1", "--to", "3")["entries"]
-    assert {e["path"]: e["change"] for e in found} == {"a.txt": "modified", "d": "deleted", "d/b.txt": "deleted", "made": "added"}
+    assert {e["path"]: e["change"] for e in found} == {
+        "a.txt": "modified",
+        "d": "deleted",
+        "d/b.txt": "deleted",
+        "made": "added",
+    }
     (tmp_path / "a.txt").write_text("base\n")
     (tmp_path / "d").mkdir()
     (tmp_path / "d/b.txt").write_text("in a directory\n")
     patches = "".join(e.get("patch", "") for e in found)
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patches, text=True, check=True)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == {"a.txt": "base\nmore\n", "made": "new\n"}
+    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == {
+        "a.txt": "base\nmore\n",
+        "made": "new\n",
+    }
 
     assert sandbox.do("pin_version", "--version", "2")["pinned"] is True
     back = sandbox.do("rollback_to", "--version", "1")
@@ -53,16 +63,26 @@ def test_a_person_goes_back_to_an_earlier_version_and_forth_again(sandbox: Sandb
 
 def test_an_agent_over_mcp_sees_in_lines_what_its_draft_would_change(sandbox: Sandbox) -> None:
     env = sandbox.desk.person.environment(**sandbox.desk.env)
-    with Wire([sys.executable, "-m", "eos_mcp", "--sandbox-id", sandbox.id], env={**os.environ, **env}) as wire:
+    with Wire(
+        [sys.executable, "-m", "eos_mcp", "--sandbox-id", sandbox.id], env={**os.environ, **env}
+    ) as wire:
         wire.open()
-        begun = wire.ask(call(1, "exec_command", {"cmd": "read go; sed -i 's/base/ours/' a.txt", "yield_time_ms": 0}))["result"][
-            "structuredContent"
-        ]
+        begun = wire.ask(
+            call(1, "exec_command", {"cmd": "read go; sed -i 's/base/ours/' a.txt", "yield_time_ms": 0})
+        )["result"]["structuredContent"]
         wire.ask(call(2, "file_write", {"path": "a.txt", "content": "theirs\n"}))
         handle = begun["command_session_id"]
-        wire.ask(call(3, "write_command_stdin", {"command_session_id": handle, "stdin": "go\n", "yield_time_ms": 0}))
-        draft = wire.ask(call(4, "wait_command", {"command_session_id": handle}))["result"]["structuredContent"]["draft_id"]
-        told = wire.ask(call(5, "diff_draft", {"draft_id": draft, "against": "head"}))["result"]["content"][0]["text"]
+        wire.ask(
+            call(
+                3, "write_command_stdin", {"command_session_id": handle, "stdin": "go\n", "yield_time_ms": 0}
+            )
+        )
+        draft = wire.ask(call(4, "wait_command", {"command_session_id": handle}))["result"][
+            "structuredContent"
+        ]["draft_id"]
+        told = wire.ask(call(5, "diff_draft", {"draft_id": draft, "against": "head"}))["result"]["content"][
+            0
+        ]["text"]
         assert "modified  a.txt" in told and "-theirs\n+ours" in told
         owners = wire.ask(call(6, "file_blame", {"path": "a.txt"}))["result"]["content"][0]["text"]
         assert owners.splitlines()[0] == "a.txt: lines  owner" and "operation:" in owners

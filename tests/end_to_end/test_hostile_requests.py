@@ -20,8 +20,24 @@ from tests.eos_agent.test_hostile_requests import ODD
 
 TOKEN = "correct horse"
 KINDS = {"invalid_request", "operation_failed", "not_found", "unknown_op", "bad_json"}
-PATHS = ('"/\\u0000"', '"/\\ud800/x"', '"/' + "x" * 300 + '"', '"/' + "a/" * 3000 + '"', '"/dev/null"', '"/proc/self/../../../.."')
-IMAGES = ('"rootfs:/\\u0000"', '"rootfs:\\ud800"', '"rootfs:"', '"-"', '"a\\r\\nb"', '"/../../containers/x"', '"?x=1#"', '"host "')
+PATHS = (
+    '"/\\u0000"',
+    '"/\\ud800/x"',
+    '"/' + "x" * 300 + '"',
+    '"/' + "a/" * 3000 + '"',
+    '"/dev/null"',
+    '"/proc/self/../../../.."',
+)
+IMAGES = (
+    '"rootfs:/\\u0000"',
+    '"rootfs:\\ud800"',
+    '"rootfs:"',
+    '"-"',
+    '"a\\r\\nb"',
+    '"/../../containers/x"',
+    '"?x=1#"',
+    '"host "',
+)
 HOST_PROBLEMS = ("image_not_found", "backend_off", "docker_unreachable", "engine_error")
 
 
@@ -50,7 +66,7 @@ def requests(folder: str) -> Iterator[tuple[str, str, str, bytes]]:
 
 def envelope(op: str, args: str, scope: str = '{"kind":"system"}') -> bytes:
     token = json.dumps(TOKEN)
-    return f'{{"op":{json.dumps(op)},"request_id":"r","scope":{scope},"args":{args},"_sandbox_gateway_auth_token":{token}}}\n'.encode()
+    return f'{{"op":{json.dumps(op)},"request_id":"r","scope":{scope},"args":{args},"_sandbox_gateway_auth_token":{token}}}\n'.encode()  # noqa: E501
 
 
 async def ask(path: str, line: bytes) -> dict[str, Any]:
@@ -73,7 +89,9 @@ def play(scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         async with hosting(f"{folder}/s", backend="auto") as host:
             listener = listen.unix(f"{folder}/g.sock")
             router = route.Router(host.manager, host.forwarder, info=route.base_info, contract_results=False)
-            server = GatewayServer([listener], TOKEN, router.answer, relay=Relay(router, host.forwarder), max_connections=300)
+            server = GatewayServer(
+                [listener], TOKEN, router.answer, relay=Relay(router, host.forwarder), max_connections=300
+            )
             server.start()
             try:
                 await scenario(host, listener.endpoint.path, folder)
@@ -108,10 +126,22 @@ def test_no_value_of_a_forwarded_argument_makes_it_fail_either(monkeypatch: pyte
     async def scenario(_: Host, path: str, folder: str) -> None:
         wrong: list[Any] = []
         scope = '{"kind":"sandbox","sandbox_id":"none"}'
-        for op in ("exec_command", "wait_command", "destroy_workspace_session", "cancel_request", "snapshot", "no_such", "file_read"):
+        for op in (
+            "exec_command",
+            "wait_command",
+            "destroy_workspace_session",
+            "cancel_request",
+            "snapshot",
+            "no_such",
+            "file_read",
+        ):
             for odd in ODD:
                 names = ("yield_time_ms", "timeout_ms", "grace_s", "request_id", "path")
-                error = (await ask(path, envelope(op, "{" + ",".join(f'"{name}":{odd}' for name in names) + "}", scope)))["error"]
+                error = (
+                    await ask(
+                        path, envelope(op, "{" + ",".join(f'"{name}":{odd}' for name in names) + "}", scope)
+                    )
+                )["error"]
                 if error["kind"] not in ("invalid_request", "bad_json"):
                     wrong.append((op, odd[:50], error))
         assert wrong == []

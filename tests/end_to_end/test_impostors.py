@@ -1,4 +1,6 @@
-"""An agent is gone and another program listens at its port: the next call revives the agent, and the other one has learned nothing."""
+"""An agent is gone and another program listens at its port: the next call revives the agent, and the other
+one has learned nothing.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +65,21 @@ def test_a_session_that_takes_the_port_of_a_killed_agent_gets_nothing(sandbox: S
         other.write("impostor.py", IMPOSTOR, session)
         words = ("--tty=false", "--workspace-session-id", session, "--yield-time-ms", "0")
         os.kill(sandbox.agent(), signal.SIGKILL)
-        other.do("exec_command", *words, f"exec python3 -u impostor.py {port} {sandbox.id} '{FORGED}' > up.txt")
-        assert other.shell("until grep -q up up.txt; do sleep 0.02; done; echo up", session, "--tty=false")["output"] == "up"
+        other.do(
+            "exec_command", *words, f"exec python3 -u impostor.py {port} {sandbox.id} '{FORGED}' > up.txt"
+        )
+        assert (
+            other.shell("until grep -q up up.txt; do sleep 0.02; done; echo up", session, "--tty=false")[
+                "output"
+            ]
+            == "up"
+        )
         assert_served_by_its_agent(sandbox)
         heard = other.shell("cat heard.txt 2>/dev/null; true", session, "--tty=false")["output"]
-        assert all(word not in heard for word in (before, token(sandbox), SECRET, "file_write", "_sandbox_daemon_auth_token")), heard
+        assert all(
+            word not in heard
+            for word in (before, token(sandbox), SECRET, "file_write", "_sandbox_daemon_auth_token")
+        ), heard
         assert token(sandbox) != before  # what was heard of the start before is worth nothing
     finally:
         other.destroy()
@@ -86,7 +98,9 @@ def standing_at(port: int) -> Generator[bytearray]:
         with contextlib.suppress(OSError), connected, connected.makefile("rb") as lines:
             for line in lines:
                 heard.extend(line)
-                connected.sendall(json.dumps({"status": "ready", "content": FORGED, "output": FORGED}).encode() + b"\n")
+                connected.sendall(
+                    json.dumps({"status": "ready", "content": FORGED, "output": FORGED}).encode() + b"\n"
+                )
 
     def accept() -> None:
         with contextlib.suppress(OSError):
@@ -112,4 +126,12 @@ def test_a_program_at_the_port_that_a_container_had_before_its_restart_gets_noth
     with standing_at(before) as heard:
         assert_served_by_its_agent(sandbox)
         assert record(sandbox)["daemon"]["port"] != before
-        assert all(word not in heard for word in (token(sandbox).encode(), SECRET.encode(), b"file_write", b"_sandbox_daemon_auth_token"))
+        assert all(
+            word not in heard
+            for word in (
+                token(sandbox).encode(),
+                SECRET.encode(),
+                b"file_write",
+                b"_sandbox_daemon_auth_token",
+            )
+        )

@@ -1,6 +1,8 @@
-"""The MCP Inspector, a client that is not ours, does the main job over stdio, Streamable HTTP and SSE in both eras. Real sandboxes.
+"""The MCP Inspector, a client that is not ours, does the main job over stdio, Streamable HTTP and SSE in both
+eras. Real sandboxes.
 
-Each combination lists the tools (strictly), creates a sandbox, runs a command that publishes, reads what it wrote, exports it and destroys the sandbox.
+Each combination lists the tools (strictly), creates a sandbox, runs a command that publishes, reads what it
+wrote, exports it and destroys the sandbox.
 """
 
 from __future__ import annotations
@@ -45,7 +47,14 @@ def place() -> Generator[Place]:
         file.write("the project\n")
     yield found
     eos = [sys.executable, "-m", "eos_mcp.cli.eos"]
-    subprocess.run([*eos, "gateway", "stop"], env=environment(found), stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    subprocess.run(
+        [*eos, "gateway", "stop"],
+        env=environment(found),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
     drop_dir(root)
 
 
@@ -68,12 +77,23 @@ def target(request: pytest.FixtureRequest, place: Place) -> Generator[Target]:
         shared = ("EOS_STATE_DIR", "HOME", "XDG_CACHE_HOME", "PATH")
         env = environment(place)
         yield Target(
-            [word for name in shared for word in ("-e", f"{name}={env[name]}")], ["--", *SERVER, "--root", os.path.dirname(place.workspace)]
+            [word for name in shared for word in ("-e", f"{name}={env[name]}")],
+            ["--", *SERVER, "--root", os.path.dirname(place.workspace)],
         )
         return
     token = os.path.join(place.state, f"{transport}.token")
     with Wire(
-        [*SERVER, "--root", os.path.dirname(place.workspace), "--transport", transport, "--port", "0", "--token-file", token],
+        [
+            *SERVER,
+            "--root",
+            os.path.dirname(place.workspace),
+            "--transport",
+            transport,
+            "--port",
+            "0",
+            "--token-file",
+            token,
+        ],
         env=environment(place),
     ) as wire:
         wire.says("listening on ")
@@ -105,11 +125,15 @@ class Client(NamedTuple):
             *self.target.server,
         ]
         env = {**environment(self.place), **found.env}
-        return subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        )
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """The structured content of a call that must succeed."""
-        done = self.run("--method", "tools/call", "--tool-name", tool, "--tool-args-json", json.dumps(arguments))
+        done = self.run(
+            "--method", "tools/call", "--tool-name", tool, "--tool-args-json", json.dumps(arguments)
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         result = unwrapped(done.stdout)
         assert not result.get("isError")
@@ -153,7 +177,9 @@ def test_list_create_exec_read_export_destroy(client: Client) -> None:
         ran = client.call("exec_command", sandbox_id=sandbox["id"], cmd="cat README; echo made here > made")
         assert (ran["status"], ran["exit_code"], ran["output"]) == ("ok", 0, "the project")
         assert client.call("file_read", sandbox_id=sandbox["id"], path="made")["content"] == "made here"
-        out = os.path.join(os.path.dirname(client.place.state), f"out-{sandbox['id']}")  # below the root that the server was started with
+        out = os.path.join(
+            os.path.dirname(client.place.state), f"out-{sandbox['id']}"
+        )  # below the root that the server was started with
         assert client.call("export_changes", sandbox_id=sandbox["id"], dest=out)["files_written"] == 1
         with open(os.path.join(out, "made")) as file:
             assert file.read() == "made here\n"

@@ -1,4 +1,6 @@
-"""What the sessions of a sandbox may use, as a person gets it: containers with the standard profile and with little memory, and this machine."""
+"""What the sessions of a sandbox may use, as a person gets it: containers with the standard profile and with
+little memory, and this machine.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,14 @@ def config(desk_of: Desks, text: str) -> Desk:
 
 def started(sandbox: Sandbox, session: str, cmd: str, text: str = "") -> str:
     """The id of a command that runs and has said `text`."""
-    found = sandbox.do("exec_command", "--yield-time-ms", "1", "--tty=false", "--workspace-session-id", session, cmd)
+    found = sandbox.do(
+        "exec_command", "--yield-time-ms", "1", "--tty=false", "--workspace-session-id", session, cmd
+    )
     end = time.monotonic() + WAIT_S
-    while text not in sandbox.do("read_command_lines", "--command-session-id", found["command_session_id"])["output"]:
+    while (
+        text
+        not in sandbox.do("read_command_lines", "--command-session-id", found["command_session_id"])["output"]
+    ):
         assert time.monotonic() < end
     return str(found["command_session_id"])
 
@@ -67,7 +74,12 @@ def test_a_fork_bomb_and_a_memory_hog_leave_the_control_plane_and_other_sessions
     sandbox = who.create("host" if image_name == "host" else image(image_name))
     held = limits_of(sandbox)
     bad, good = held["session"], sandbox.session()
-    assert (held["state"], held["memory_max_bytes"], held["pids_max"], held["reason"]) == ("applied", 384 * MIB, 224, None)
+    assert (held["state"], held["memory_max_bytes"], held["pids_max"], held["reason"]) == (
+        "applied",
+        384 * MIB,
+        224,
+        None,
+    )
     assert held["nano_cpus"] == 950_000_000
     sandbox.write("bomb.py", BOMB, bad)
     hog = started(sandbox, bad, "while :; do tail /dev/zero; done")
@@ -86,7 +98,9 @@ def test_a_fork_bomb_and_a_memory_hog_leave_the_control_plane_and_other_sessions
 
 
 @pytest.mark.needs("dockerd")
-def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(desk: Desks, image: Callable[[str], str]) -> None:
+def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
     who = config(desk, f"manager:\n  docker:\n    memory_bytes: {256 * MIB}\n")
     sandbox = who.create(image("debian"))
     assert isinstance(sandbox, Container)
@@ -96,16 +110,27 @@ def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(desk:
     waiting = started(sandbox, session, "sleep 1000")
     done = sandbox.shell("exec python3 -c 'x = bytearray(240 << 20)'", session, "--tty=false")
     assert (done["exit_code"], done["oom_kills"]) == (-9, 1) and "memory" in done["hint"], done
-    fits = sandbox.shell("exec python3 -c 'x = bytearray(120 << 20); print(len(x) >> 20)'", session, "--tty=false")
+    fits = sandbox.shell(
+        "exec python3 -c 'x = bytearray(120 << 20); print(len(x) >> 20)'", session, "--tty=false"
+    )
     assert fits["output"].strip() == "120"
     others = [sandbox.session() for _ in range(4)]
     hogs = [
-        started(sandbox, other, "exec python3 -c 'x = bytearray(150 << 20); import time; print(1, flush=True); time.sleep(1000)'")
+        started(
+            sandbox,
+            other,
+            "exec python3 -c 'x = bytearray(150 << 20); import time; print(1, flush=True); time.sleep(1000)'",
+        )
         for other in others
     ]
     ends = [sandbox.do("wait_command", "--command-session-id", hog, "--timeout-ms", "1500") for hog in hogs]
-    assert any(end["status"] == "error" and end["exit_code"] == -9 for end in ends)  # together they are more than the sandbox has
-    assert sandbox.do("wait_command", "--command-session-id", waiting, "--timeout-ms", "0")["status"] == "running"
+    assert any(
+        end["status"] == "error" and end["exit_code"] == -9 for end in ends
+    )  # together they are more than the sandbox has
+    assert (
+        sandbox.do("wait_command", "--command-session-id", waiting, "--timeout-ms", "0")["status"]
+        == "running"
+    )
     assert sandbox.agent() == agent and sandbox.read("a.txt") == "base"
     assert docker("inspect", "--format", "{{.State.OOMKilled}} {{.RestartCount}}", sandbox.id).endswith(" 0")
     sandbox.destroy()
@@ -113,7 +138,9 @@ def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(desk:
 
 
 @pytest.mark.needs("dockerd")
-def test_what_a_command_of_a_container_started_ends_with_it_and_orphans_are_reaped(desk: Desks, image: Callable[[str], str]) -> None:
+def test_what_a_command_of_a_container_started_ends_with_it_and_orphans_are_reaped(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
     sandbox = desk("root").create(image("debian"))
     session = sandbox.session()
     tree = "sleep 3000 & (setsid sh -c 'trap : TERM; sleep 3000 & while :; do :; done' &) ; sleep 3000"
@@ -131,13 +158,17 @@ def test_what_a_command_of_a_container_started_ends_with_it_and_orphans_are_reap
 
 
 @pytest.mark.needs("dockerd")
-def test_no_cgroup_of_a_container_is_left_when_its_agent_was_killed(desk: Desks, image: Callable[[str], str]) -> None:
+def test_no_cgroup_of_a_container_is_left_when_its_agent_was_killed(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
     sandbox = desk("root").create(image("debian"))
     session = sandbox.session()
     container = docker("inspect", "--format", "{{.Id}}", sandbox.id)
     assert len(container) == ENGINE_ID
     assert any(sandbox.id in path for path in folders_of(container))
-    first = {path for pid in sandbox.members(session) for path in paths_of(pid).values() if sandbox.id in path}
+    first = {
+        path for pid in sandbox.members(session) for path in paths_of(pid).values() if sandbox.id in path
+    }
     kill(sandbox.agent())
     end = time.monotonic() + WAIT_S
     while docker("inspect", "--format", "{{.RestartCount}} {{.State.Running}}", sandbox.id) != "1 true":
@@ -163,18 +194,28 @@ def test_no_cgroup_of_this_machine_is_left_when_a_sandbox_with_a_dead_agent_is_d
 @pytest.mark.needs("dockerd")
 def test_a_profile_without_a_workload_cgroup_says_so(desk: Desks, image: Callable[[str], str]) -> None:
     profile = (
-        "{nano_cpus: 1000000000, memory_high_bytes: 402653184, memory_max_bytes: 536870912, pids_max: 256, separate_workload_cgroup: false}"
+        "{nano_cpus: 1000000000, memory_high_bytes: 402653184, memory_max_bytes: 536870912, pids_max: "
+        "256, separate_workload_cgroup: false}"
     )
-    who = config(desk, f"manager:\n  docker:\n    resource_profile: plain\n    resource_profiles:\n      plain: {profile}\n")
+    who = config(
+        desk,
+        f"manager:\n  docker:\n    resource_profile: plain\n    resource_profiles:\n      plain: {profile}\n",
+    )
     sandbox = who.create(image("busybox"))
     held = limits_of(sandbox)
-    assert held["state"] == "not_configured" and "separate_workload_cgroup" in held["reason"] and held["pids_max"] is None
+    assert (
+        held["state"] == "not_configured"
+        and "separate_workload_cgroup" in held["reason"]
+        and held["pids_max"] is None
+    )
     assert docker("inspect", "--format", "{{.HostConfig.PidsLimit}}", sandbox.id) == "256"
     sandbox.destroy()
 
 
 def crowd(sandbox: Container, most: int) -> tuple[list[str], dict[str, Any]]:
-    """Sessions until one is refused or there are `most`; what the refusal said. Then a command in each: the agent lives, and nobody dies."""
+    """Sessions until one is refused or there are `most`; what the refusal said. Then a command in each: the
+    agent lives, and nobody dies.
+    """
     direct, agent = Direct(sandbox), sandbox.agent()
     made: list[str] = []
     refusal: dict[str, Any] = {}
@@ -185,9 +226,13 @@ def crowd(sandbox: Container, most: int) -> tuple[list[str], dict[str, Any]]:
         else:
             made.append(str(reply["workspace_session_id"]))
     for session in made:
-        done = direct.do("exec_command", cmd="echo $((6 * 7))", workspace_session_id=session, yield_time_ms=60_000)
+        done = direct.do(
+            "exec_command", cmd="echo $((6 * 7))", workspace_session_id=session, yield_time_ms=60_000
+        )
         assert (done["status"], done["output"].strip(), "oom_kills" in done) == ("ok", "42", False), done
-    assert {row["workspace_session_id"] for row in direct.do("list_workspace_sessions")["sessions"]} == set(made)
+    assert {row["workspace_session_id"] for row in direct.do("list_workspace_sessions")["sessions"]} == set(
+        made
+    )
     assert sandbox.agent() == agent
     assert docker("inspect", "--format", "{{.RestartCount}}", sandbox.id) == "0"
     return made, refusal
@@ -202,7 +247,12 @@ def test_a_container_takes_as_many_sessions_as_it_has_memory_for_and_a_command_r
     assert isinstance(sandbox, Container)
     made, refusal = crowd(sandbox, 200)
     told = refusal["details"]
-    assert (refusal["kind"], told["reason"], told["limit"], told["sessions"]) == ("server_busy", "sandbox_full", "memory", len(made))
+    assert (refusal["kind"], told["reason"], told["limit"], told["sessions"]) == (
+        "server_busy",
+        "sandbox_full",
+        "memory",
+        len(made),
+    )
     assert len(made) >= 5 and told["free_bytes"] < told["needed_bytes"] < told["value"] <= 64 * MIB
     direct = Direct(sandbox)
     for session in made[: len(made) // 2]:
@@ -213,7 +263,9 @@ def test_a_container_takes_as_many_sessions_as_it_has_memory_for_and_a_command_r
 
 @pytest.mark.soak
 @pytest.mark.needs("dockerd")
-def test_two_hundred_sessions_and_a_command_in_each_fit_the_standard_profile(desk: Desks, image: Callable[[str], str]) -> None:
+def test_two_hundred_sessions_and_a_command_in_each_fit_the_standard_profile(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
     sandbox = desk("root").create(image("debian"))
     assert isinstance(sandbox, Container)
     made, refusal = crowd(sandbox, 200)
@@ -240,7 +292,13 @@ def test_who_allocates_without_bound_in_every_session_never_ends_the_agent_or_wh
         assert done["output"].strip() == "fine", done
     for hog in hogs:
         assert cancelled(sandbox, hog)["status"] == "cancelled"
-    assert {row["workspace_session_id"] for row in direct.do("list_workspace_sessions")["sessions"]} == {quiet, *bad}
-    assert sandbox.do("wait_command", "--command-session-id", waiting, "--timeout-ms", "0")["status"] == "running"
+    assert {row["workspace_session_id"] for row in direct.do("list_workspace_sessions")["sessions"]} == {
+        quiet,
+        *bad,
+    }
+    assert (
+        sandbox.do("wait_command", "--command-session-id", waiting, "--timeout-ms", "0")["status"]
+        == "running"
+    )
     assert sandbox.agent() == agent
     sandbox.destroy()

@@ -1,4 +1,6 @@
-"""The table of escapes against sandboxes of the local provider: the program without an interpreter, with a real agent, its token, its store."""
+"""The table of escapes against sandboxes of the local provider: the program without an interpreter, with a
+real agent, its token, its store.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from .manager_fixture import records
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root", "uid", "musl")]
 OTHER_TMP = "/tmp/eos-test-other"
-KINDS = {("root", "shared"): "local-root", ("ordinary", "shared"): "local-user", ("root", "isolated"): "local-isolated"}
+KINDS = {
+    ("root", "shared"): "local-root",
+    ("ordinary", "shared"): "local-user",
+    ("root", "isolated"): "local-isolated",
+}
 
 
 @contextlib.contextmanager
@@ -55,7 +61,10 @@ def shown_again(*folders: str) -> Generator[list[str]]:
 @contextlib.contextmanager
 def by_other_names() -> Generator[str]:
     """A folder of sockets whose names the kernel does not list, and a FIFO that is read."""
-    with tempfile.TemporaryDirectory(prefix="eos-test-sockets-", dir="/var/tmp") as top, contextlib.ExitStack() as undo:
+    with (
+        tempfile.TemporaryDirectory(prefix="eos-test-sockets-", dir="/var/tmp") as top,
+        contextlib.ExitStack() as undo,
+    ):
         os.chmod(top, 0o755)
         for sock in confined.by_other_names(f"{top}/s"):
             undo.enter_context(sock)
@@ -70,17 +79,28 @@ class Sessions(NamedTuple):
 
 def _other(sandbox: Sandbox, session: str, abstract: str, secret: str) -> dict[str, Any]:
     """What the other session has, started by a command of it."""
-    cmd = f"touch of-another secret; echo x > {OTHER_TMP}; rm -f {OTHER_TMP}.sock; exec ./attacks serve {abstract} {OTHER_TMP}.sock"
+    cmd = (
+        f"touch of-another secret; echo x > {OTHER_TMP}; rm -f {OTHER_TMP}.sock; exec ./attacks serve "
+        f"{abstract} {OTHER_TMP}.sock"
+    )
     how = ("--yield-time-ms", "0", "--tty=false", "--env", json.dumps([f"SECRET={secret}"]))
     command = sandbox.do("exec_command", "--workspace-session-id", session, *how, cmd)
     port = ""
     while not port:
         lines = ("--command-session-id", command["command_session_id"], "--start-offset", "0", "--limit", "5")
         port = str(sandbox.do("read_command_lines", *lines)["output"]).strip()
-    (pid,) = [pid for pid in pids() if cmdline(pid) == f"./attacks\0serve\0{abstract}\0{OTHER_TMP}.sock\0".encode()]
+    (pid,) = [
+        pid for pid in pids() if cmdline(pid) == f"./attacks\0serve\0{abstract}\0{OTHER_TMP}.sock\0".encode()
+    ]
     upper = sandbox.store / "sessions" / session / "upper/secret"
     assert upper.exists()
-    return {"other_pid": pid, "other_port": int(port), "other_tmp": OTHER_TMP, "other_abstract": abstract, "upper": str(upper)}
+    return {
+        "other_pid": pid,
+        "other_port": int(port),
+        "other_tmp": OTHER_TMP,
+        "other_abstract": abstract,
+        "upper": str(upper),
+    }
 
 
 def _kept(path: Path) -> tuple[int, int, int, bytes]:
@@ -104,14 +124,26 @@ def test_no_program_of_a_local_session_gets_to_the_store_the_agent_its_token_or_
         _try_everything(at, kind, network, state_again, root_again, sockets)
 
 
-def _try_everything(at: Desk, kind: str, network: str, state_again: str, root_again: str, sockets: str) -> None:
+def _try_everything(
+    at: Desk, kind: str, network: str, state_again: str, root_again: str, sockets: str
+) -> None:
     sandbox = at.create("host")
     folder, (record,) = at.state / "sandboxes" / sandbox.id, records(str(at.state))
-    held = [str(path) for path in at.state.rglob("*") if path.is_file() and record["token"].encode() in path.read_bytes()]
+    held = [
+        str(path)
+        for path in at.state.rglob("*")
+        if path.is_file() and record["token"].encode() in path.read_bytes()
+    ]
     base = sandbox.store / "base/B000001-base/attacks"
-    real = base if base.exists() else next(Path(at.env["XDG_CACHE_HOME"]).rglob("bases/*/**/attacks"))  # where the agent alone mounts it
+    real = (
+        base if base.exists() else next(Path(at.env["XDG_CACHE_HOME"]).rglob("bases/*/**/attacks"))
+    )  # where the agent alone mounts it
     number = os.getpid()
-    engine, late, abstract = f"/var/tmp/eos-test-{number}.sock", f"/var/tmp/eos-test-{number}-late.sock", f"eos-test-{number}"
+    engine, late, abstract = (
+        f"/var/tmp/eos-test-{number}.sock",
+        f"/var/tmp/eos-test-{number}-late.sock",
+        f"eos-test-{number}",
+    )
     place: dict[str, Any] = {
         "abstract": abstract,
         "workspace": str(at.workspace),
@@ -137,13 +169,19 @@ def _try_everything(at: Desk, kind: str, network: str, state_again: str, root_ag
     with listening(engine, f"\0{abstract}"):
         sessions = Sessions(*(sandbox.session("--network-profile", network) for _ in range(2)))
         place |= _other(sandbox, sessions.other, f"{abstract}-other", place["secret"])
-        lines = escapes.lines_of(kind, place) + "".join(f"token {n}\tread\t{path}\n" for n, path in enumerate(held))
+        lines = escapes.lines_of(kind, place) + "".join(
+            f"token {n}\tread\t{path}\n" for n, path in enumerate(held)
+        )
         sandbox.write("lines", lines, sessions.attacker)
         with listening(late):
-            output = sandbox.shell("sh -c './attacks lines; true'", sessions.attacker, "--tty=false")["output"]
+            output = sandbox.shell("sh -c './attacks lines; true'", sessions.attacker, "--tty=false")[
+                "output"
+            ]
     found = confined.parse(output)
     assert len(held) >= 2 and {found.pop(f"token {n}") for n in range(len(held))} <= escapes.HIDDEN
-    assert found.keys() == {name for name, row in escapes.rows_of(kind).items() if isinstance(row.attack, attacks.Plain)}
+    assert found.keys() == {
+        name for name, row in escapes.rows_of(kind).items() if isinstance(row.attack, attacks.Plain)
+    }
     wrong = {name: text for name, text in escapes.wrong(kind, found).items() if name in found}
     if str(at.person.home).startswith("/tmp/"):
         wrong.pop("write the home folder", None)  # it went to the session's own /tmp

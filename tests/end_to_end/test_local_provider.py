@@ -1,4 +1,6 @@
-"""Sandboxes without Docker, as root and as an ordinary user: the whole life of one, restarts, refusals, and nothing left behind."""
+"""Sandboxes without Docker, as root and as an ordinary user: the whole life of one, restarts, refusals, and
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.end_to_end.manager_fixture import Host, hosting, records
 from tests.processes import end_processes_that_name, mounts_that_name, processes_that_name
 
 for _late in ("yaml", "encodings.ascii", "encodings.idna", "zstandard", "stringprep"):
-    importlib.import_module(_late)  # what is imported late, while this user can still read the interpreter's files
+    importlib.import_module(
+        _late
+    )  # what is imported late, while this user can still read the interpreter's files
 
 Scenario = Callable[["Place"], Coroutine[Any, Any, Any]]
 
@@ -59,7 +63,9 @@ class User:
         found = {
             "processes": processes_that_name(self.place.root),
             "mounts": mounts_that_name(self.place.root),
-            "sandboxes": sorted(os.listdir(f"{self.place.state}/sandboxes")) if os.path.isdir(f"{self.place.state}/sandboxes") else [],
+            "sandboxes": sorted(os.listdir(f"{self.place.state}/sandboxes"))
+            if os.path.isdir(f"{self.place.state}/sandboxes")
+            else [],
             "records": [record["id"] for record in records(self.place.state)],
         }
         return {what: names for what, names in found.items() if names}
@@ -75,8 +81,12 @@ def bundle() -> Generator[build.Bundle]:
 
 
 @pytest.fixture(params=[pytest.param("root", marks=pytest.mark.needs("root")), "ordinary"])
-def user(request: pytest.FixtureRequest, bundle: build.Bundle, monkeypatch: pytest.MonkeyPatch) -> Generator[User]:
-    yield from users("uid" if request.param == "ordinary" and os.geteuid() == 0 else None, bundle, monkeypatch)
+def user(
+    request: pytest.FixtureRequest, bundle: build.Bundle, monkeypatch: pytest.MonkeyPatch
+) -> Generator[User]:
+    yield from users(
+        "uid" if request.param == "ordinary" and os.geteuid() == 0 else None, bundle, monkeypatch
+    )
 
 
 @pytest.fixture
@@ -114,7 +124,9 @@ def test_a_sandbox_lives_from_create_to_destroy_and_leaves_nothing(user: User) -
     async def scenario(place: Place) -> tuple[Any, ...]:
         async with place.host() as host:
             record = await host.do("create_sandbox", image="host", workspace_root=place.workspace)
-            output = await host.run(record["id"], "cat a.txt; echo two > b.txt; pwd; id -u; echo $EOS_WORKSPACE")
+            output = await host.run(
+                record["id"], "cat a.txt; echo two > b.txt; pwd; id -u; echo $EOS_WORKSPACE"
+            )
             content = await host.read(record["id"], "b.txt")
             export = await host.do("export_changes", sandbox_id=record["id"], dest=place.out)
             listed = await host.do("list_sandboxes")
@@ -130,7 +142,11 @@ def test_a_sandbox_lives_from_create_to_destroy_and_leaves_nothing(user: User) -
         assert file.read() == "two\n"
     assert os.listdir(workspace) == ["a.txt"], "the workspace of the host was written"
     assert listed == {"sandboxes": [{key: value for key, value in record.items() if key != "readable"}]}
-    assert record["state"] == "ready" and record["daemon"]["host"] == "127.0.0.1" and record["resource_profile"] is None
+    assert (
+        record["state"] == "ready"
+        and record["daemon"]["host"] == "127.0.0.1"
+        and record["resource_profile"] is None
+    )
     assert final["state"] == "stopped" and final["discarded"]["layers"] == 1
     assert after == {"sandboxes": []}
     assert said[0].startswith("building base") and any(line.startswith("sandbox ready") for line in said)
@@ -186,7 +202,9 @@ def test_trees_that_nobody_may_enter_go_with_their_sandbox(user: User) -> None:
 def test_a_batch_shares_one_base_and_a_failure_takes_all_of_it_back(user: User) -> None:
     async def scenario(place: Place) -> tuple[Any, ...]:
         async with place.host() as host:
-            made = (await host.do("create_sandbox", image="host", workspace_root=place.workspace, count=2))["sandboxes"]
+            made = (await host.do("create_sandbox", image="host", workspace_root=place.workspace, count=2))[
+                "sandboxes"
+            ]
             hashes = {record["shared_base"]["root_hash"] for record in made}
             provider = host.manager.providers["local"]
             create, calls = provider.create, 0
@@ -199,7 +217,9 @@ def test_a_batch_shares_one_base_and_a_failure_takes_all_of_it_back(user: User) 
                 return create(plan, progress)
 
             provider.create = failing  # type: ignore[method-assign]
-            error = await host.refused("create_sandbox", image="host", workspace_root=place.workspace, count=3)
+            error = await host.refused(
+                "create_sandbox", image="host", workspace_root=place.workspace, count=3
+            )
             left = [record["id"] for record in (await host.do("list_sandboxes"))["sandboxes"]]
             for record in made:
                 await host.do("destroy_sandbox", sandbox_id=record["id"])
@@ -228,7 +248,11 @@ def test_a_wrong_daemon_document_names_its_key_leaves_no_record_and_can_be_mende
     write("runtime: {workspace: {surprise: 1}}")
     os.chmod(yaml, 0o666)
     error, nothing = user.play(scenario)
-    assert (error["kind"], error["details"]["reason"], error["details"]["file"]) == ("operation_failed", "config_invalid", yaml)
+    assert (error["kind"], error["details"]["reason"], error["details"]["file"]) == (
+        "operation_failed",
+        "config_invalid",
+        yaml,
+    )
     assert (error["details"]["field"], error["details"]["line"]) == ("runtime.workspace.surprise", 1)
     assert "unknown field" in error["message"] and nothing == []
     assert user.leftovers() == {}
@@ -241,7 +265,9 @@ def test_an_agent_that_refuses_its_settings_is_told_with_its_log_and_leaves_noth
 
     async def scenario(place: Place) -> dict[str, Any]:
         async with place.host(yaml=yaml) as host:
-            error: dict[str, Any] = (await host.refused("create_sandbox", image="host", workspace_root=place.workspace)).envelope()["error"]
+            error: dict[str, Any] = (
+                await host.refused("create_sandbox", image="host", workspace_root=place.workspace)
+            ).envelope()["error"]
             return error
 
     error = user.play(scenario)
@@ -261,7 +287,11 @@ def test_a_store_on_an_overlay_is_refused_by_name_with_the_variable_that_moves_i
         for name in ("upper", "work"):
             os.makedirs(f"{place.root}/ov/{name}")
         syscalls.mount(
-            "overlay", place.state, "overlay", 0, f"lowerdir={place.state},upperdir={place.root}/ov/upper,workdir={place.root}/ov/work"
+            "overlay",
+            place.state,
+            "overlay",
+            0,
+            f"lowerdir={place.state},upperdir={place.root}/ov/upper,workdir={place.root}/ov/work",
         )
         if user.form == "uid":
             os.chown(place.state, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
@@ -283,7 +313,9 @@ def test_a_store_on_an_overlay_is_refused_by_name_with_the_variable_that_moves_i
 def test_forbidden_user_namespaces_are_named_and_nothing_is_left(ordinary: User) -> None:
     async def scenario(place: Place) -> dict[str, Any]:
         async with place.host() as host:
-            error: dict[str, Any] = (await host.refused("create_sandbox", image="host", workspace_root=place.workspace)).envelope()["error"]
+            error: dict[str, Any] = (
+                await host.refused("create_sandbox", image="host", workspace_root=place.workspace)
+            ).envelope()["error"]
             return error
 
     error = User(ordinary.place, None).play(scenario, before=_forbid_user_namespaces)
@@ -293,7 +325,9 @@ def test_forbidden_user_namespaces_are_named_and_nothing_is_left(ordinary: User)
 
 
 def _forbid_user_namespaces(_: Place) -> None:
-    """As an ordinary user of the outer namespace, inside one that allows no more of them and maps that user to itself."""
+    """As an ordinary user of the outer namespace, inside one that allows no more of them and maps that user
+    to itself.
+    """
     uid = in_namespace.ORDINARY_UID
     in_namespace.become(uid)
     syscalls.unshare(syscalls.CLONE_NEWUSER)
@@ -308,7 +342,9 @@ def _forbid_user_namespaces(_: Place) -> None:
 def test_a_root_tree_that_is_not_there_is_an_image_that_is_not_there(user: User, image: str) -> None:
     async def scenario(place: Place) -> dict[str, Any]:
         async with place.host() as host:
-            error: dict[str, Any] = (await host.refused("create_sandbox", image=image, workspace_root=place.workspace)).envelope()["error"]
+            error: dict[str, Any] = (
+                await host.refused("create_sandbox", image=image, workspace_root=place.workspace)
+            ).envelope()["error"]
             return error
 
     error = user.play(scenario)
@@ -372,11 +408,17 @@ def test_commands_see_nothing_of_our_own_directories_and_of_the_users_keys(user:
             sandbox_id = await created(host, place)
             output = await host.run(
                 sandbox_id,
-                f"cat {place.root}/home/.ssh/id {place.state}/registry.json 2>&1; ls {place.state} {place.root}/cache/eos 2>&1; true",
+                f"cat {place.root}/home/.ssh/id {place.state}/registry.json 2>&1; ls {place.state} "
+                f"{place.root}/cache/eos 2>&1; true",
             )
             await host.do("destroy_sandbox", sandbox_id=sandbox_id)
             return output
 
     output = user.play(scenario)
-    assert "PRIVATE" not in output and "token" not in output and "sandboxes" not in output and "bundles" not in output
+    assert (
+        "PRIVATE" not in output
+        and "token" not in output
+        and "sandboxes" not in output
+        and "bundles" not in output
+    )
     assert user.leftovers() == {}

@@ -1,4 +1,6 @@
-"""What the manager does whatever the provider: exports one at a time, the fleet's snapshot, states, and a create that was killed."""
+"""What the manager does whatever the provider: exports one at a time, the fleet's snapshot, states, and a
+create that was killed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def play(place: Place, scenario: Any, **options: Any) -> Any:
     return asyncio.run(hosted())
 
 
-def test_a_second_export_of_a_sandbox_is_refused_while_the_first_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_export_of_a_sandbox_is_refused_while_the_first_runs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inside, go_on = threading.Event(), threading.Event()
     apply = export.apply
 
@@ -103,7 +107,9 @@ def test_each_format_is_written(place: Place, fmt: str) -> None:
         assert result["bytes_written"] == os.path.getsize(place.out)
 
 
-def test_a_dry_run_names_what_was_edited_since_the_sandbox_was_made_and_leaves_the_workspace_alone(place: Place) -> None:
+def test_a_dry_run_names_what_was_edited_since_the_sandbox_was_made_and_leaves_the_workspace_alone(
+    place: Place,
+) -> None:
     async def scenario(host: Host, sandbox_id: str) -> tuple[dict[str, Any], ...]:
         await host.run(sandbox_id, "echo two > b.txt; echo other > a.txt; rm c.txt")
         where = {"sandbox_id": sandbox_id, "dest": place.workspace}
@@ -112,16 +118,25 @@ def test_a_dry_run_names_what_was_edited_since_the_sandbox_was_made_and_leaves_t
             file.write("mine\n")
         edited = await host.do("export_changes", **where, dry_run=True)
         wrong = await host.refused("export_changes", **where, dry_run="true")
-        assert (wrong.kind, wrong.details["argument"]) == ("invalid_request", "dry_run"), "and is not taken for false"
-        archive = await host.do("export_changes", sandbox_id=sandbox_id, dest=place.out, format="tar-zst", dry_run=True)
+        assert (wrong.kind, wrong.details["argument"]) == ("invalid_request", "dry_run"), (
+            "and is not taken for false"
+        )
+        archive = await host.do(
+            "export_changes", sandbox_id=sandbox_id, dest=place.out, format="tar-zst", dry_run=True
+        )
         assert sorted(os.listdir(place.workspace)) == ["a.txt", "c.txt"] and not os.path.exists(place.out)
         refused = await host.refused("export_changes", **where)
-        assert refused.details["reason"] == "export_conflict" and edited["would_conflict"] == refused.details["conflicts"]
+        assert (
+            refused.details["reason"] == "export_conflict"
+            and edited["would_conflict"] == refused.details["conflicts"]
+        )
         done = await host.do("export_changes", **where, on_conflict="overwrite")
         assert done["overwritten"] == [{"path": "a.txt", "differs": "edited"}]
         await host.run(sandbox_id, "echo three > b.txt; echo another > a.txt")
         again = await host.do("export_changes", **where, dry_run=True)
-        assert (again["files_written"], again["edited"]) == (2, []), "what an earlier export wrote was not edited"
+        assert (again["files_written"], again["edited"]) == (2, []), (
+            "what an earlier export wrote was not edited"
+        )
         with open(f"{place.workspace}/b.txt", "a") as file:
             file.write("mine\n")
         assert (await host.do("export_changes", **where, dry_run=True))["edited"] == ["b.txt"]
@@ -130,14 +145,20 @@ def test_a_dry_run_names_what_was_edited_since_the_sandbox_was_made_and_leaves_t
     with open(f"{place.workspace}/c.txt", "w") as file:
         file.write("three\n")
     clean, edited, archive, done = play(place, scenario)
-    want = [{"action": "write", "path": "a.txt"}, {"action": "write", "path": "b.txt"}, {"action": "delete", "path": "c.txt"}]
+    want = [
+        {"action": "write", "path": "a.txt"},
+        {"action": "write", "path": "b.txt"},
+        {"action": "delete", "path": "c.txt"},
+    ]
     assert clean["changes"] == edited["changes"] == want and archive["change_count"] == 3
     assert (clean["edited"], edited["edited"]) == ([], ["a.txt"])
     assert (done["files_written"], done["deletes_applied"]) == (2, 1) and "dry_run" not in done
 
 
 @pytest.mark.parametrize("dest", ["relative", "/", "{home}", "{state}/x", "{root}/.export/x"])
-def test_a_destination_that_is_refused_is_refused_before_the_sandbox_is_asked(place: Place, dest: str) -> None:
+def test_a_destination_that_is_refused_is_refused_before_the_sandbox_is_asked(
+    place: Place, dest: str
+) -> None:
     async def hosted() -> OperationError:
         async with hosting(place.state, backend="local") as host:
             where = dest.format(home=os.path.expanduser("~"), state=place.state, root=place.root)
@@ -165,11 +186,17 @@ def test_the_fleets_snapshot_has_a_row_for_a_sandbox_that_does_not_answer(place:
             await host.do("destroy_sandbox", sandbox_id=other)
 
     other, both, one = play(place, scenario, yaml=yaml)
-    assert [row["sandbox_id"] for row in both["sandboxes"]] == sorted(row["sandbox_id"] for row in both["sandboxes"])
+    assert [row["sandbox_id"] for row in both["sandboxes"]] == sorted(
+        row["sandbox_id"] for row in both["sandboxes"]
+    )
     assert {row["availability"] for row in both["sandboxes"]} == {"available"}
     rows = {row["sandbox_id"]: row for row in one["sandboxes"]}
     silent = rows.pop(other)
-    assert silent["availability"] == "unavailable" and silent["sampled_at_unix_ms"] is None and len(silent["errors"]) == 1
+    assert (
+        silent["availability"] == "unavailable"
+        and silent["sampled_at_unix_ms"] is None
+        and len(silent["errors"]) == 1
+    )
     assert silent["daemon"]["daemon_pid"] is None and silent["workspaces"] == []
     assert [row["availability"] for row in rows.values()] == ["available"]
 
@@ -217,7 +244,9 @@ def test_a_record_that_is_being_destroyed_cannot_be_destroyed_again_or_used(plac
 def test_two_creates_at_once_copy_the_workspace_once(place: Place) -> None:
     async def hosted() -> tuple[list[dict[str, Any]], list[str]]:
         async with hosting(place.state, backend="local") as host:
-            made = await asyncio.gather(*(host.do("create_sandbox", image="host", workspace_root=place.workspace) for _ in range(3)))
+            made = await asyncio.gather(
+                *(host.do("create_sandbox", image="host", workspace_root=place.workspace) for _ in range(3))
+            )
             for record in made:
                 await host.do("destroy_sandbox", sandbox_id=record["id"])
             return list(made), host.said
@@ -238,7 +267,9 @@ def test_a_gateway_without_providers_says_which_one_is_off(place: Place) -> None
     assert (error.kind, error.details["reason"]) == ("internal_error", "backend_off")
 
 
-def test_a_registry_of_a_later_version_keeps_the_gateway_from_starting_and_is_not_touched(place: Place) -> None:
+def test_a_registry_of_a_later_version_keeps_the_gateway_from_starting_and_is_not_touched(
+    place: Place,
+) -> None:
     os.mkdir(place.state)
     with open(f"{place.state}/registry.json", "w") as file:
         file.write('{"format": 9, "sandboxes": []}')

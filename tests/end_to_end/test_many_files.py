@@ -1,4 +1,6 @@
-"""Six hundred thousand empty files in a sandbox of the standard profile, whose 512 MiB hold agent and sessions: the agent outlives each step."""
+"""Six hundred thousand empty files in a sandbox of the standard profile, whose 512 MiB hold agent and
+sessions: the agent outlives each step.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Watched:
 
 
 @in_places(DOCKER)
-def test_an_agent_of_512_mib_previews_publishes_squashes_and_restarts_with_so_many_files(sandbox: Container) -> None:
+def test_an_agent_of_512_mib_previews_publishes_squashes_and_restarts_with_so_many_files(
+    sandbox: Container,
+) -> None:
     sandbox.desk.patience_s = 600
     session = sandbox.session()
     fill(f"{sandbox.store}/sessions/{session}/upper")

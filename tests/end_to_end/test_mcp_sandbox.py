@@ -1,4 +1,6 @@
-"""A coding agent's client against a real sandbox over stdio: what is long, what is lost with a client, what two agents do to each other."""
+"""A coding agent's client against a real sandbox over stdio: what is long, what is lost with a client, what
+two agents do to each other.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +62,24 @@ def place() -> Generator[Place]:
         found = Place(env, made.structure["id"])
         yield found
         assert not use(wire, "destroy_sandbox", sandbox_id=found.sandbox).is_error
-    subprocess.run([sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"], env=env, stdin=subprocess.DEVNULL, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=60,
+    )
     drop_dir(root)
 
 
 def test_a_long_command_comes_back_as_a_handle_that_another_client_can_read(place: Place) -> None:
     with place.server() as wire:
-        begun = use(wire, "exec_command", cmd="echo begun; read line; echo got $line > answer; echo $line", yield_time_ms=200)
+        begun = use(
+            wire,
+            "exec_command",
+            cmd="echo begun; read line; echo got $line > answer; echo $line",
+            yield_time_ms=200,
+        )
         assert begun.structure["status"] == "running"
         handle = begun.structure["command_session_id"]
         assert handle in begun.text
@@ -83,29 +96,56 @@ def test_a_long_command_comes_back_as_a_handle_that_another_client_can_read(plac
 def test_a_client_that_dies_during_a_call_leaves_the_command_to_be_found(place: Place) -> None:
     with place.server() as wire:
         session = use(wire, "create_workspace_session").structure["workspace_session_id"]
-        wire.send(call("lost", "exec_command", {"workspace_session_id": session, "cmd": "echo alive > here; read line; echo $line"}))
+        wire.send(
+            call(
+                "lost",
+                "exec_command",
+                {"workspace_session_id": session, "cmd": "echo alive > here; read line; echo $line"},
+            )
+        )
         with place.server() as other:
             while use(other, "file_read", path="here", workspace_session_id=session).is_error:
                 pass
             wire.process.kill()
             (row,) = [
-                r for r in use(other, "list_commands", workspace_session_id=session).structure["commands"] if r["status"] == "running"
+                r
+                for r in use(other, "list_commands", workspace_session_id=session).structure["commands"]
+                if r["status"] == "running"
             ]
-            use(other, "write_command_stdin", command_session_id=row["command_session_id"], stdin="still here\n", yield_time_ms=0)
-            assert "still here" in use(other, "wait_command", command_session_id=row["command_session_id"]).text
+            use(
+                other,
+                "write_command_stdin",
+                command_session_id=row["command_session_id"],
+                stdin="still here\n",
+                yield_time_ms=0,
+            )
+            assert (
+                "still here" in use(other, "wait_command", command_session_id=row["command_session_id"]).text
+            )
             assert not use(other, "destroy_workspace_session", workspace_session_id=session).is_error
 
 
 def test_a_conflict_is_told_in_the_text_with_lines_and_author_and_the_way_out_works(place: Place) -> None:
     with place.server() as wire:
-        sessions = {name: use(wire, "create_workspace_session", agent=name).structure["workspace_session_id"] for name in ("alice", "bob")}
+        sessions = {
+            name: use(wire, "create_workspace_session", agent=name).structure["workspace_session_id"]
+            for name in ("alice", "bob")
+        }
         for name, session in sessions.items():
             edits = [{"old_string": "two", "new_string": f"two by {name}"}]
-            assert not use(wire, "file_edit", path="lines", edits=edits, workspace_session_id=session).is_error
+            assert not use(
+                wire, "file_edit", path="lines", edits=edits, workspace_session_id=session
+            ).is_error
         assert not use(wire, "publish_workspace_session", workspace_session_id=sessions["alice"]).is_error
         refused = use(wire, "publish_workspace_session", workspace_session_id=sessions["bob"])
         assert refused.is_error
-        for part in ("lines [content]", "base 2, ours 2, theirs 2", "by alice", sessions["bob"], "stays open"):
+        for part in (
+            "lines [content]",
+            "base 2, ours 2, theirs 2",
+            "by alice",
+            sessions["bob"],
+            "stays open",
+        ):
             assert part in refused.text
         assert "two by alice" in use(wire, "file_read", path="lines").text
         assert "two by bob" in use(wire, "file_read", path="lines", workspace_session_id=sessions["bob"]).text
@@ -116,7 +156,13 @@ def test_a_conflict_is_told_in_the_text_with_lines_and_author_and_the_way_out_wo
 
 def test_a_rejected_one_off_command_names_the_draft_and_the_draft_has_its_work(place: Place) -> None:
     with place.server() as wire:
-        begun = use(wire, "exec_command", cmd="read go; sed -i 's/three/three by carol/' lines", agent="carol", yield_time_ms=0)
+        begun = use(
+            wire,
+            "exec_command",
+            cmd="read go; sed -i 's/three/three by carol/' lines",
+            agent="carol",
+            yield_time_ms=0,
+        )
         edits = [{"old_string": "three", "new_string": "three by dave"}]
         assert not use(wire, "file_edit", path="lines", edits=edits, agent="dave").is_error
         handle = begun.structure["command_session_id"]
@@ -156,7 +202,13 @@ def test_a_cancelled_command_is_killed_with_all_it_started_and_its_work_is_a_dra
         row = command_of(other, cmd)
         while len(processes.processes_that_name(nap)) < 4:
             pass
-        wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "long", "reason": "enough"}})
+        wire.send(
+            {
+                "jsonrpc": "2.0",
+                "method": "notifications/cancelled",
+                "params": {"requestId": "long", "reason": "enough"},
+            }
+        )
         ended = use(other, "wait_command", command_session_id=row["command_session_id"])
         assert (ended.structure["status"], ended.structure["exit_code"]) == ("cancelled", 130)
         assert processes.processes_that_name(nap) == []
@@ -166,13 +218,18 @@ def test_a_cancelled_command_is_killed_with_all_it_started_and_its_work_is_a_dra
         assert kept["reason"] == "cancelled"
         assert use(other, "file_read", path="cancelled").is_error
         opened = use(other, "create_workspace_session", draft_id=draft).structure["workspace_session_id"]
-        assert use(other, "file_read", path="cancelled", workspace_session_id=opened).structure["content"] == "half"
+        assert (
+            use(other, "file_read", path="cancelled", workspace_session_id=opened).structure["content"]
+            == "half"
+        )
         assert not use(other, "destroy_workspace_session", workspace_session_id=opened).is_error
         assert not use(other, "discard_draft", draft_id=draft).is_error
         wire.send(call("later", "exec_command", {"cmd": "echo the server goes on"}))
         while "id" not in (answer := wire.receive()):
             pass
-        assert answer["id"] == "later" and answer["result"]["structuredContent"]["status"] == "ok"  # "long" gets no answer
+        assert (
+            answer["id"] == "later" and answer["result"]["structuredContent"]["status"] == "ok"
+        )  # "long" gets no answer
         state = use(other, "snapshot", sandbox_id=place.sandbox).structure
         assert state["workspaces"] == []
 
@@ -186,11 +243,22 @@ def test_a_raw_client_that_half_closes_or_leaves_cancels_nothing(place: Place) -
             raw.settimeout(60)
             raw.connect(os.path.join(place.env["EOS_STATE_DIR"], "gateway.sock"))
             args = {"cmd": cmd, "yield_time_ms": 30_000}
-            request = {"op": "exec_command", "request_id": name, "scope": {"kind": "sandbox", "sandbox_id": place.sandbox}, "args": args}
+            request = {
+                "op": "exec_command",
+                "request_id": name,
+                "scope": {"kind": "sandbox", "sandbox_id": place.sandbox},
+                "args": args,
+            }
             raw.sendall(json.dumps({**request, "_sandbox_gateway_auth_token": token}).encode() + b"\n")
             row = command_of(wire, cmd)
             raw.shutdown(socket.SHUT_WR) if name == "half" else raw.close()
-            use(wire, "write_command_stdin", command_session_id=row["command_session_id"], stdin="went on\n", yield_time_ms=0)
+            use(
+                wire,
+                "write_command_stdin",
+                command_session_id=row["command_session_id"],
+                stdin="went on\n",
+                yield_time_ms=0,
+            )
             ended = use(wire, "wait_command", command_session_id=row["command_session_id"])
             assert ended.structure["publish"]["published"] is True
             assert use(wire, "file_read", path=f"left-{name}").structure["content"] == "went on"

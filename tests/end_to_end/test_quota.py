@@ -1,4 +1,6 @@
-"""A configured quota: what the answer of create_sandbox promises of it, and that it is kept. No work that it refuses is lost."""
+"""A configured quota: what the answer of create_sandbox promises of it, and that it is kept. No work that it
+refuses is lost.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,15 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
     try:
         record = desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["quota"]
         unsupported = record.pop("sessions")
-        assert record == {"bytes": 1500, "layers": 3, "published": "enforced"} and unsupported.startswith("unsupported: ")
+        assert record == {"bytes": 1500, "layers": 3, "published": "enforced"} and unsupported.startswith(
+            "unsupported: "
+        )
         desk.stop()
         (desk.state / "registry.json").unlink()  # adopted by what lies on disk, it says the same
-        assert desk.do("manager", "list_sandboxes")["sandboxes"][0]["quota"] == {**record, "sessions": unsupported}
+        assert desk.do("manager", "list_sandboxes")["sandboxes"][0]["quota"] == {
+            **record,
+            "sessions": unsupported,
+        }
         found = told(sandbox)
         assert found.pop("sessions").startswith(unsupported + "; this ")
         assert found == {**record, "used_bytes": 0, "used_layers": 0}
@@ -64,17 +71,30 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
         assert never["retryable"] is False and "squash_layerstacks" not in never["hint"]
 
         session = sandbox.session()
-        sandbox.shell("setsid sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid; head -c 1000 /dev/zero > mine", session)
-        assert sandbox.do("preview_publish", "--workspace-session-id", session)["refused"]["reason"] == "quota_bytes"
+        sandbox.shell(
+            "setsid sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid; head -c 1000 /dev/zero > mine", session
+        )
+        assert (
+            sandbox.do("preview_publish", "--workspace-session-id", session)["refused"]["reason"]
+            == "quota_bytes"
+        )
         error = sandbox.refused("publish_workspace_session", "--workspace-session-id", session)
         assert refusal(error) == over
-        assert error["details"]["session_retained"] is True and "squash_layerstacks" in error["details"]["hint"]
+        assert (
+            error["details"]["session_retained"] is True and "squash_layerstacks" in error["details"]["hint"]
+        )
         assert "processes_ended" not in error["details"]
-        looked = sandbox.shell("kill -0 $(cat /tmp/pid) && stat -c %s mine", session)  # its processes go on: nothing was sealed
+        looked = sandbox.shell(
+            "kill -0 $(cat /tmp/pid) && stat -c %s mine", session
+        )  # its processes go on: nothing was sealed
         assert (looked["exit_code"], looked["output"].strip()) == (0, "1000")
 
         ran = sandbox.shell("head -c 950 /dev/zero > once")
-        assert (ran["exit_code"], ran["publish_rejected"], ran["publish_reject_class"]) == (0, True, "publish_error")
+        assert (ran["exit_code"], ran["publish_rejected"], ran["publish_reject_class"]) == (
+            0,
+            True,
+            "publish_error",
+        )
         assert ran["publish_rejection"]["error"]["details"]["reason"] == "quota_bytes"
         assert layers(sandbox) == before and told(sandbox)["used_bytes"] == 600
 
@@ -98,12 +118,16 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
         sandbox.destroy()
 
 
-def test_a_closed_reader_sees_no_quota(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> None:
+def test_a_closed_reader_sees_no_quota(
+    person: Callable[[str], Person], cache_of: Callable[[Person], Path]
+) -> None:
     who = person("root")
     config = who.home / "quota.yml"
     config.write_text(QUOTA + "gateway: {results: contract}\n")
     desk = Desk(who, cache_of(who), SANDBOX_GATEWAY_CONFIG_YAML=str(config))
-    made = desk.do("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(desk.workspace))
+    made = desk.do(
+        "manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(desk.workspace)
+    )
     try:
         listed = desk.do("manager", "list_sandboxes")["sandboxes"]
         assert all("quota" not in record for record in (made, *listed))

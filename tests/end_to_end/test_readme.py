@@ -15,12 +15,14 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.
 
 
 def run_blocks(someone: Person, image: str) -> str:
-    """Every block but the two commands, in one shell, in a directory that has `.venv`; the standard output."""
+    """Every block but the two commands, in one shell, in a directory that has `.venv`; the standard output."""  # noqa: E501
     checkout = someone.home / "eos"
     checkout.mkdir()
     (checkout / ".venv").symlink_to(someone.prefix)
     script = "set -eu\n" + "\n".join(BLOCKS[1:])
-    code, out, err = someone.run(["/bin/sh", "-c", script], cwd=checkout, env=someone.environment(IMAGE=image))
+    code, out, err = someone.run(
+        ["/bin/sh", "-c", script], cwd=checkout, env=someone.environment(IMAGE=image)
+    )
     assert code == 0, f"{out}\n{err}"
     return out
 
@@ -50,5 +52,7 @@ def test_the_blocks_run_as_an_ordinary_user(person: Callable[[str], Person]) -> 
 
 @pytest.mark.needs("dockerd")
 @pytest.mark.parametrize("name", ["debian", "busybox"])
-def test_the_blocks_run_in_docker(person: Callable[[str], Person], image: Callable[[str], str], name: str) -> None:
+def test_the_blocks_run_in_docker(
+    person: Callable[[str], Person], image: Callable[[str], str], name: str
+) -> None:
     check(run_blocks(person("root"), image(name)))

@@ -1,4 +1,6 @@
-"""Killed at every place: the gateway, the agent, the zygote, a runner, the container. The next call works and no work is lost."""
+"""Killed at every place: the gateway, the agent, the zygote, a runner, the container. The next call works and
+no work is lost.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,17 @@ class Work(NamedTuple):
 
 
 def prepared(sandbox: Sandbox) -> Work:
-    """Published content, then a session with work of each kind; proves that the probes used afterwards do find a live session."""
+    """Published content, then a session with work of each kind; proves that the probes used afterwards do
+    find a live session.
+    """
     sandbox.write("published.txt", "kept\n")
     session = sandbox.session("--agent", "tester")
     sandbox.write("a.txt", "losing bytes\n", session)
     sandbox.write("a.txt", "winning bytes\n")
     refused = sandbox.refused("publish_workspace_session", "--workspace-session-id", session)
-    assert [conflict["path"] for conflict in refused["details"]["publish_rejection"]["conflicts"]] == ["a.txt"]
+    assert [conflict["path"] for conflict in refused["details"]["publish_rejection"]["conflicts"]] == [
+        "a.txt"
+    ]
     sandbox.write("mine.txt", "unpublished\n", session)
     started = sandbox.do(
         "exec_command",
@@ -50,7 +56,14 @@ def prepared(sandbox: Sandbox) -> Work:
         "mkdir new && echo by command > new/c.txt && echo up; true",
     )
     assert started["output"] == "up"
-    command = sandbox.do("exec_command", "--workspace-session-id", session, "--yield-time-ms", "1", "sleep 1000 & echo $!; wait")
+    command = sandbox.do(
+        "exec_command",
+        "--workspace-session-id",
+        session,
+        "--yield-time-ms",
+        "1",
+        "sleep 1000 & echo $!; wait",
+    )
     upper = str(sandbox.store / "sessions" / session / "upper")
     members = sandbox.members(session)
     assert command["status"] == "running" and len(members) >= 2
@@ -84,7 +97,11 @@ def assert_its_work_is_in_a_draft(sandbox: Sandbox, work: Work) -> None:
     """The losing bytes are read back from a session that the draft was opened in."""
     (draft,) = sandbox.do("list_drafts")["drafts"]
     assert (draft["origin"], draft["agent"]) == (f"workspace_session:{work.session}", "tester")
-    for op, *words in (("file_read", "--path", "mine.txt"), ("exec_command", "true"), ("publish_workspace_session",)):
+    for op, *words in (
+        ("file_read", "--path", "mine.txt"),
+        ("exec_command", "true"),
+        ("publish_workspace_session",),
+    ):
         error = sandbox.refused(op, *words, "--workspace-session-id", work.session)
         assert (error["kind"], error["details"]["reason"], error["details"]["draft_id"]) == (
             "operation_failed",
@@ -93,7 +110,11 @@ def assert_its_work_is_in_a_draft(sandbox: Sandbox, work: Work) -> None:
         )
         assert draft["draft_id"] in error["message"] and "draft_id" in error["details"]["hint"]
     opened = sandbox.session("--draft-id", draft["draft_id"])
-    assert [sandbox.read(path, opened) for path in ("a.txt", "mine.txt", "new/c.txt")] == ["losing bytes", "unpublished", "by command"]
+    assert [sandbox.read(path, opened) for path in ("a.txt", "mine.txt", "new/c.txt")] == [
+        "losing bytes",
+        "unpublished",
+        "by command",
+    ]
     assert sandbox.do("preview_publish", "--draft-id", draft["draft_id"])["conflict_count"] == 1
     discarded = sandbox.do("destroy_workspace_session", "--workspace-session-id", opened)
     assert discarded["destroyed"] and sandbox.do("list_drafts")["drafts"] == [draft]
@@ -121,14 +142,19 @@ def test_a_killed_gateway_takes_nothing_with_it(sandbox: Sandbox) -> None:
 
 
 @in_places(ROOT, ORDINARY, DOCKER)
-def test_after_a_killed_runner_the_session_is_lost_by_name_and_its_work_is_in_a_draft(sandbox: Sandbox) -> None:
+def test_after_a_killed_runner_the_session_is_lost_by_name_and_its_work_is_in_a_draft(
+    sandbox: Sandbox,
+) -> None:
     work = prepared(sandbox)
     kill(sandbox.runner(work.session))
     error = sandbox.refused("file_read", "--path", "mine.txt", "--workspace-session-id", work.session)
     assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "session_lost")
     assert error["details"]["draft_id"].startswith("draft-")
     command = sandbox.refused("wait_command", "--command-session-id", work.command)
-    assert (command["details"]["reason"], command["details"]["draft_id"]) == ("session_lost", error["details"]["draft_id"])
+    assert (command["details"]["reason"], command["details"]["draft_id"]) == (
+        "session_lost",
+        error["details"]["draft_id"],
+    )
     assert_recovered(sandbox, work)
 
 
@@ -147,23 +173,31 @@ def test_after_a_killed_zygote_the_next_call_works_and_the_work_is_in_a_draft(sa
 
 
 @in_places(DOCKER)
-def test_after_a_restart_of_the_container_the_next_call_works_and_the_work_is_in_a_draft(sandbox: Container) -> None:
+def test_after_a_restart_of_the_container_the_next_call_works_and_the_work_is_in_a_draft(
+    sandbox: Container,
+) -> None:
     work = prepared(sandbox)
     sandbox.restart()
     assert_recovered(sandbox, work)
 
 
-@in_places(ROOT, pytest.param("busybox", id="docker-busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak]))
-def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_drafts_and_nothing_else_of_them_is_left(
+@in_places(
+    ROOT, pytest.param("busybox", id="docker-busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak])
+)
+def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_drafts_and_nothing_else_of_them_is_left(  # noqa: E501
     sandbox: Sandbox,
 ) -> None:
-    """Everything is killed at once, the gateway too; what lies in run directories is gone, registry and store are as they were."""
+    """Everything is killed at once, the gateway too; what lies in run directories is gone, registry and store
+    are as they were.
+    """
     work = prepared(sandbox)
 
     def begin(number: int) -> str:
         session = sandbox.session("--agent", f"agent {number}")
         sandbox.shell(
-            f"echo work of {number} > n{number}; rm -r d; mkdir -p dir/n{number}; setsid sleep 1000 > /dev/null 2>&1 < /dev/null &", session
+            f"echo work of {number} > n{number}; rm -r d; mkdir -p dir/n{number}; setsid sleep 1000 > "
+            f"/dev/null 2>&1 < /dev/null &",
+            session,
         )
         return session
 
@@ -183,9 +217,17 @@ def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_dra
     for number in (0, 18):
         draft = drafts[f"workspace_session:{sessions[number]}"]
         assert draft["agent"] == f"agent {number}"
-        changes = {entry["path"]: entry for entry in sandbox.do("diff_draft", "--draft-id", draft["draft_id"])["entries"]}
-        assert {f"n{number}", "d/b.txt"} <= set(changes) and f"+work of {number}\n" in changes[f"n{number}"]["patch"]
-    assert sandbox.refused("exec_command", "--workspace-session-id", clean, "true")["details"]["reason"] == "session_not_found"
+        changes = {
+            entry["path"]: entry
+            for entry in sandbox.do("diff_draft", "--draft-id", draft["draft_id"])["entries"]
+        }
+        assert {f"n{number}", "d/b.txt"} <= set(changes) and f"+work of {number}\n" in changes[f"n{number}"][
+            "patch"
+        ]
+    assert (
+        sandbox.refused("exec_command", "--workspace-session-id", clean, "true")["details"]["reason"]
+        == "session_not_found"
+    )
     for session in (*sessions, work.session, clean):
         assert mounts_that_name(session) == []
     assert os.listdir(sandbox.store / "sessions") == [] and sandbox.uppers_in_use() == []
@@ -198,8 +240,17 @@ def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_dra
 def test_a_rejected_one_shot_is_kept_as_a_draft_with_the_losing_bytes(sandbox: Sandbox) -> None:
     running = sandbox.do("exec_command", "--yield-time-ms", "1", "echo losing > a.txt; cat > new.txt")
     sandbox.write("a.txt", "winning\n")
-    sandbox.do("write_command_stdin", "--command-session-id", running["command_session_id"], "--yield-time-ms", "1", "typed\n\x04")
-    ended = sandbox.do("wait_command", "--command-session-id", running["command_session_id"], "--timeout-ms", "30000")
+    sandbox.do(
+        "write_command_stdin",
+        "--command-session-id",
+        running["command_session_id"],
+        "--yield-time-ms",
+        "1",
+        "typed\n\x04",
+    )
+    ended = sandbox.do(
+        "wait_command", "--command-session-id", running["command_session_id"], "--timeout-ms", "30000"
+    )
     assert (ended["publish_rejected"], ended["publish_reject_class"]) == (True, "source_conflict")
     opened = sandbox.session("--draft-id", ended["draft_id"])
     assert (sandbox.read("a.txt", opened), sandbox.read("new.txt", opened)) == ("losing", "typed")
@@ -220,7 +271,9 @@ def test_a_gateway_killed_while_it_fills_a_volume_leaves_no_container(
     words = ("create_sandbox", "--image", image("busybox"), "--workspace-bind-root", str(desk.workspace))
     argv = [who.python, "-m", MODULES["manager"], *words]
     label = f"label={HELPER_LABEL}={(desk.state / 'instance_id').read_text().strip()}"
-    with who.popen(argv, env=who.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as creating:
+    with who.popen(
+        argv, env=who.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as creating:
         found = ""
         while not found and creating.poll() is None:
             found = docker("ps", "-aq", "--filter", label)

@@ -1,4 +1,6 @@
-"""Rough use through the programs: names that no person types, trees that no tool likes, the same thing asked for twice at once."""
+"""Rough use through the programs: names that no person types, trees that no tool likes, the same thing asked
+for twice at once.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,36 @@ from tests.processes import WAIT_S, kill
 
 pytestmark = [pytest.mark.needs("overlay", "userns")]
 
-NAMES = [b"a\nb", b"-rf", b".wh.x", b".wh..wh..opq", b"n" * 255, b"bad\xff\xfename", "\u202eright".encode(), b" blank ", b"back\\slash"]
+NAMES = [
+    b"a\nb",
+    b"-rf",
+    b".wh.x",
+    b".wh..wh..opq",
+    b"n" * 255,
+    b"bad\xff\xfename",
+    "\u202eright".encode(),
+    b" blank ",
+    b"back\\slash",
+]
 LITERAL = 2
-"""So many of the last are found when they are there, but are read the reference's way when they are new: a command makes those."""
+"""So many of the last are found when they are there, but are read the reference's way when they are new: a
+command makes those.
+"""
 
 
-GO_DOWN = f"mkdir x; echo bottom > x/f; for i in $(seq 60); do mkdir y && mv x y/{'n' * 100} && mv y x || exit 1; done; echo down"
+GO_DOWN = (
+    f"mkdir x; echo bottom > x/f; for i in $(seq 60); do mkdir y && mv x y/{'n' * 100} && mv y x || "
+    f"exit 1; done; echo down"
+)
 """Makes x/nnn.../.../f, whose path no system call takes."""
 
 
 def started(sandbox: Sandbox, *words: str) -> subprocess.Popen[str]:
     desk = sandbox.desk
     argv = [desk.person.python, "-m", MODULES["runtime"], "--sandbox-id", sandbox.id, *words]
-    return desk.person.popen(argv, env=desk.person.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return desk.person.popen(
+        argv, env=desk.person.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -42,7 +61,9 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("in_session", [False, True], ids=["of-the-head", "in-a-session"])
-def test_any_name_that_linux_takes_can_be_written_listed_read_and_exported(sandbox: Sandbox, in_session: bool) -> None:
+def test_any_name_that_linux_takes_can_be_written_listed_read_and_exported(
+    sandbox: Sandbox, in_session: bool
+) -> None:
     session = sandbox.session() if in_session else None
     for number, name in enumerate(NAMES[:-LITERAL]):
         sandbox.write(os.fsdecode(b"dir/" + name), f"{number}\n", session)
@@ -50,12 +71,17 @@ def test_any_name_that_linux_takes_can_be_written_listed_read_and_exported(sandb
     words = ("--workspace-session-id", session) if session else ()
     entries = sandbox.do("file_list", "--path", "dir", *words)["entries"]
     found = [
-        base64.b64decode(entry["path_b64"]).removeprefix(b"dir/") if "path_b64" in entry else entry["name"].encode() for entry in entries
+        base64.b64decode(entry["path_b64"]).removeprefix(b"dir/")
+        if "path_b64" in entry
+        else entry["name"].encode()
+        for entry in entries
     ]
     assert sorted(found) == sorted(NAMES)
     for number, name in enumerate(NAMES):
         assert sandbox.read(os.fsdecode(b"dir/" + name), session) == str(number)
-    shown = sandbox.shell("cd dir && for f in * .wh*; do cat -- \"$f\"; done | sort | tr -d '\\n'; ls -A | wc -l", session)
+    shown = sandbox.shell(
+        "cd dir && for f in * .wh*; do cat -- \"$f\"; done | sort | tr -d '\\n'; ls -A | wc -l", session
+    )
     assert shown["output"].replace("\n", "") == "01234567810", "ten lines: one name holds a newline"
     if session:
         sandbox.do("publish_workspace_session", "--workspace-session-id", session)
@@ -67,7 +93,9 @@ def test_any_name_that_linux_takes_can_be_written_listed_read_and_exported(sandb
     assert sorted(os.listdir(os.fsencode(out / "tree" / "dir"))) == sorted(NAMES)
 
 
-def test_text_that_is_no_utf8_is_refused_where_it_cannot_be_carried_and_nothing_runs(sandbox: Sandbox) -> None:
+def test_text_that_is_no_utf8_is_refused_where_it_cannot_be_carried_and_nothing_runs(
+    sandbox: Sandbox,
+) -> None:
     bad = os.fsdecode(b"touch bad\xff")
     runtime = ("runtime", "--sandbox-id", sandbox.id)
     for words in (
@@ -78,11 +106,15 @@ def test_text_that_is_no_utf8_is_refused_where_it_cannot_be_carried_and_nothing_
         error = sandbox.desk.refused(*runtime, *words, status=2)
         assert error["kind"] == "invalid_request" and "must be UTF-8" in error["message"]
     long = sandbox.refused("file_write", "--path", "n" * 256, "--content", "x")
-    assert (long["kind"], long["details"]["reason"]) == ("invalid_request", "invalid_path") and str(sandbox.store) not in str(long)
+    assert (long["kind"], long["details"]["reason"]) == ("invalid_request", "invalid_path") and str(
+        sandbox.store
+    ) not in str(long)
     assert {entry["name"] for entry in sandbox.do("file_list")["entries"]} == {".id", "a.txt", "d"}
 
 
-def test_a_session_with_a_tree_deeper_than_any_path_is_refused_whole_and_can_be_mended_or_destroyed(sandbox: Sandbox) -> None:
+def test_a_session_with_a_tree_deeper_than_any_path_is_refused_whole_and_can_be_mended_or_destroyed(
+    sandbox: Sandbox,
+) -> None:
     sessions = [sandbox.session(), sandbox.session()]
     for session in sessions:
         sandbox.write("mine.txt", "mine\n", session)
@@ -99,9 +131,13 @@ def test_a_session_with_a_tree_deeper_than_any_path_is_refused_whole_and_can_be_
     assert os.listdir(sandbox.store / "sessions") == []
 
 
-def test_a_one_shot_with_such_a_tree_says_where_its_files_are_and_is_a_draft_once_that_is_mended(sandbox: Sandbox) -> None:
+def test_a_one_shot_with_such_a_tree_says_where_its_files_are_and_is_a_draft_once_that_is_mended(
+    sandbox: Sandbox,
+) -> None:
     ran = sandbox.shell(f"echo mine > mine.txt; {GO_DOWN}")
-    assert ran["finalization_failed"] is True and ran["finalization_error"]["details"]["errno"] == "ENAMETOOLONG"
+    assert (
+        ran["finalization_failed"] is True and ran["finalization_error"]["details"]["errno"] == "ENAMETOOLONG"
+    )
     session = ran["workspace_session_id"]
     folder = sandbox.store / "sessions" / session / "upper"
     assert str(folder) in ran["hint"]
@@ -131,18 +167,29 @@ def test_a_session_published_or_destroyed_twice_at_once_ends_once(sandbox: Sandb
     for op, other in (("publish", "publish"), ("publish", "destroy"), ("destroy", "destroy")):
         session = sandbox.session()
         sandbox.write(f"{op}-{other}.txt", "x\n", session)
-        both = [started(sandbox, f"{verb}_workspace_session", "--workspace-session-id", session) for verb in (op, other)]
+        both = [
+            started(sandbox, f"{verb}_workspace_session", "--workspace-session-id", session)
+            for verb in (op, other)
+        ]
         said = [ended(process) for process in both]
         good = [reply for reply in said if "error" not in reply]
         assert good and all(reply["destroyed"] for reply in good), said
-        assert {reply["error"]["details"]["reason"] for reply in said if "error" in reply} <= {"session_not_found"}
+        assert {reply["error"]["details"]["reason"] for reply in said if "error" in reply} <= {
+            "session_not_found"
+        }
         listed = {entry["name"] for entry in sandbox.do("file_list")["entries"]}
         assert (f"{op}-{other}.txt" in listed) is any("publish" in reply for reply in good)
-        assert sandbox.do("list_workspace_sessions")["sessions"] == [] and sandbox.do("list_drafts")["drafts"] == []
+        assert (
+            sandbox.do("list_workspace_sessions")["sessions"] == []
+            and sandbox.do("list_drafts")["drafts"] == []
+        )
 
 
 def test_a_process_that_left_its_group_and_ignores_signals_ends_with_the_session(sandbox: Sandbox) -> None:
-    daemon = "setsid sh -c \"trap '' TERM HUP INT; echo ready; while :; do sleep 1; done\" <fifo >fifo 2>&1 & head -n 1 <fifo; wait"
+    daemon = (
+        "setsid sh -c \"trap '' TERM HUP INT; echo ready; while :; do sleep 1; done\" <fifo >fifo 2>&1 "
+        "& head -n 1 <fifo; wait"
+    )
     running = started(sandbox, "exec_command", "--yield-time-ms", "1", f"mkfifo fifo; exec 3<>fifo; {daemon}")
     first = ended(running)
     assert first["status"] == "running"
@@ -155,7 +202,15 @@ def test_a_process_that_left_its_group_and_ignores_signals_ends_with_the_session
 def test_a_sandbox_is_destroyed_under_a_running_command_whose_caller_is_told(sandbox: Sandbox) -> None:
     other = sandbox.desk.create("host")
     session = other.session()
-    waiting = started(other, "exec_command", "--workspace-session-id", session, "--yield-time-ms", "50000", "trap '' TERM; sleep 1000")
+    waiting = started(
+        other,
+        "exec_command",
+        "--workspace-session-id",
+        session,
+        "--yield-time-ms",
+        "50000",
+        "trap '' TERM; sleep 1000",
+    )
     while not other.do("list_commands")["commands"]:
         pass
     members = watch([other.agent(), other.zygote(), *other.members(session)])
@@ -168,7 +223,9 @@ def test_a_hundred_megabytes_of_output_are_read_by_their_last_rows(sandbox: Sand
     row = "0123456789abcdef" * 4
     ran = sandbox.shell(f"yes {row} | head -n 1500000; echo the end")
     assert (ran["status"], ran["total_lines"]) == ("ok", 1500001)
-    tail = sandbox.do("read_command_lines", "--command-session-id", ran["command_session_id"], "--start-offset", "1499999")
+    tail = sandbox.do(
+        "read_command_lines", "--command-session-id", ran["command_session_id"], "--start-offset", "1499999"
+    )
     assert tail["output"] == f"{row}\nthe end"
 
 
@@ -203,8 +260,19 @@ def test_a_gateway_killed_while_it_exports_leaves_the_destination_as_it_was(sand
     out.mkdir()
     (out / "old").write_text("old")
     desk = sandbox.desk
-    argv = [desk.person.python, "-m", MODULES["manager"], "export_changes", "--sandbox-id", sandbox.id, "--dest", str(out)]
-    exporting = desk.person.popen(argv, env=desk.person.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    argv = [
+        desk.person.python,
+        "-m",
+        MODULES["manager"],
+        "export_changes",
+        "--sandbox-id",
+        sandbox.id,
+        "--dest",
+        str(out),
+    ]
+    exporting = desk.person.popen(
+        argv, env=desk.person.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     stages: list[Path] = []
     while not stages and exporting.poll() is None:
         stages = [*desk.person.home.glob(".eos-export-*"), *out.glob(".eos-export-*")]

@@ -1,4 +1,5 @@
-"""Eight threads that create, run, write, publish and destroy for a while: then nothing is left of it but what was published.
+"""Eight threads that create, run, write, publish and destroy for a while: then nothing is left of it but what
+was published.
 
 Five seconds in the gate, sixty with `make soak`; EOS_SOAK_S sets another length for the long one.
 """
@@ -25,7 +26,10 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
 THREADS = 8
 SETTLE_S = 30
-LENGTHS = [pytest.param(5.0, id="five-seconds"), pytest.param(float(os.environ.get("EOS_SOAK_S", "60")), id="long", marks=pytest.mark.soak)]
+LENGTHS = [
+    pytest.param(5.0, id="five-seconds"),
+    pytest.param(float(os.environ.get("EOS_SOAK_S", "60")), id="long", marks=pytest.mark.soak),
+]
 PLACES = [
     "host",
     pytest.param("ordinary", marks=[pytest.mark.needs("uid"), pytest.mark.soak]),
@@ -56,7 +60,8 @@ def look(sandbox: Sandbox, direct: Direct) -> Left:
         zombies=[str(pid) for pid in [agent, *below] if _state(pid) == "Z"],
         mounts=len(mounts_that_name(sandbox.id)),
         cgroups=len(cgroup_tree.folders_of(sandbox.id)),
-        descriptors=len(os.listdir(f"/proc/{agent}/fd")) + len(os.listdir(f"/proc/{min(children_of(agent))}/fd")),
+        descriptors=len(os.listdir(f"/proc/{agent}/fd"))
+        + len(os.listdir(f"/proc/{min(children_of(agent))}/fd")),
         sessions=sorted(os.listdir(sandbox.store / "sessions")),
         leases=stack["active_lease_count"],
         staging=stack["staging_entry_count"],
@@ -65,7 +70,9 @@ def look(sandbox: Sandbox, direct: Direct) -> Left:
 
 
 def at_rest(sandbox: Sandbox, direct: Direct, wanted: Left | None = None) -> Left:
-    """What is left once it stays the same (with `wanted`: no more than that), since the kernel frees some of it behind everybody's back."""
+    """What is left once it stays the same (with `wanted`: no more than that), since the kernel frees some of
+    it behind everybody's back.
+    """
     end, last = time.monotonic() + SETTLE_S, list[Left]()
     while time.monotonic() < end:
         last = [*last[-4:], look(sandbox, direct)]
@@ -99,13 +106,18 @@ def sandbox(request: pytest.FixtureRequest, desk: Desks, image: Callable[[str], 
 
 
 def meet(direct: Direct, pool: concurrent.futures.ThreadPoolExecutor) -> None:
-    """One request of every thread at the same moment: as many connections to the agent as there will ever be are made, and kept."""
+    """One request of every thread at the same moment: as many connections to the agent as there will ever be
+    are made, and kept.
+    """
     session = direct.do("create_workspace_session")["workspace_session_id"]
     wait = f"mkdir met/$0; while [ $(ls met | wc -l) -lt {THREADS} ]; do sleep 0.02; done"
 
     def come(number: int) -> None:
         cmd = f"sh -c '{wait}' {number}"
-        assert direct.do("exec_command", cmd=cmd, workspace_session_id=session, yield_time_ms=60_000)["status"] == "ok"
+        assert (
+            direct.do("exec_command", cmd=cmd, workspace_session_id=session, yield_time_ms=60_000)["status"]
+            == "ok"
+        )
 
     direct.do("exec_command", cmd="mkdir met", workspace_session_id=session, yield_time_ms=60_000)
     assert len(list(pool.map(come, range(THREADS)))) == THREADS
@@ -117,22 +129,36 @@ def turn(direct: Direct, number: int, dice: random.Random, files: set[str]) -> s
     name = f"t{number}/{dice.randrange(10**9)}"
     way = dice.choice(("publish", "keep_open", "destroy", "one_shot", "cancel", "left_behind"))
     if way == "one_shot":
-        ran = direct.do("exec_command", cmd=f"mkdir -p t{number}; echo {name} > {name}; cat {name}", yield_time_ms=60_000)
+        ran = direct.do(
+            "exec_command", cmd=f"mkdir -p t{number}; echo {name} > {name}; cat {name}", yield_time_ms=60_000
+        )
         assert (ran["status"], ran["output"], ran["publish"]["published"]) == ("ok", name, True), ran
         files.add(name)
         return way
     if way == "cancel":
         ran = direct.do("exec_command", cmd="sleep 1000 & setsid sleep 1000 & read x", yield_time_ms=0)
         direct.do("write_command_stdin", command_session_id=ran["command_session_id"], stdin="\x03")
-        assert direct.do("wait_command", command_session_id=ran["command_session_id"], timeout_ms=60_000)["status"] == "cancelled"
+        assert (
+            direct.do("wait_command", command_session_id=ran["command_session_id"], timeout_ms=60_000)[
+                "status"
+            ]
+            == "cancelled"
+        )
         return way
-    session = direct.do("create_workspace_session", agent=f"thread {number}", ttl_s=600)["workspace_session_id"]
+    session = direct.do("create_workspace_session", agent=f"thread {number}", ttl_s=600)[
+        "workspace_session_id"
+    ]
     mine = {"workspace_session_id": session}
     direct.do("file_write", path=name, content=f"{name}\n", **mine)
     ran = direct.do("exec_command", cmd=f"cat {name}; echo more >> {name}", yield_time_ms=60_000, **mine)
     assert (ran["status"], ran["output"]) == ("ok", name), ran
     if way == "left_behind":
-        direct.do("exec_command", cmd="setsid sleep 1000 > /dev/null 2>&1 < /dev/null &", yield_time_ms=60_000, **mine)
+        direct.do(
+            "exec_command",
+            cmd="setsid sleep 1000 > /dev/null 2>&1 < /dev/null &",
+            yield_time_ms=60_000,
+            **mine,
+        )
     if way == "keep_open":
         assert direct.do("publish_workspace_session", keep_open=True, **mine)["kept_open"] is True
         files.add(name)
@@ -147,7 +173,9 @@ def turn(direct: Direct, number: int, dice: random.Random, files: set[str]) -> s
 
 @pytest.mark.parametrize("sandbox", PLACES, indirect=True)
 @pytest.mark.parametrize("length_s", LENGTHS)
-def test_after_eight_threads_of_sessions_nothing_is_left_but_what_they_published(sandbox: Sandbox, length_s: float) -> None:
+def test_after_eight_threads_of_sessions_nothing_is_left_but_what_they_published(
+    sandbox: Sandbox, length_s: float
+) -> None:
     direct = Direct(sandbox)
     seed = random.randrange(2**32)
 
@@ -177,7 +205,9 @@ def _all_lines(direct: Direct, shown: dict[str, Any]) -> list[str]:
     lines: list[str] = shown["output"].split("\n")
     at = shown["end_offset"]
     while at < shown["total_lines"]:
-        page = direct.do("read_command_lines", command_session_id=shown["command_session_id"], start_offset=at, limit=1000)
+        page = direct.do(
+            "read_command_lines", command_session_id=shown["command_session_id"], start_offset=at, limit=1000
+        )
         lines += page["output"].split("\n")
         at = page["end_offset"]
     return lines

@@ -15,7 +15,10 @@ from tests.eos_mcp.mcp_wire import Wire, call
 
 pytestmark = [pytest.mark.needs("overlay")]
 
-LOOK = "find . -type d -exec stat -c '%n %a %Y' {} + | sort; find . ! -type d -exec stat -c '%N %a %i %y' {} + | sort"
+LOOK = (
+    "find . -type d -exec stat -c '%n %a %Y' {} + | sort; find . ! -type d -exec stat -c '%N %a %i %y' "
+    "{} + | sort"
+)
 """Directories of an overlay have inode numbers of the mount's own; files have those of their layer."""
 IN_USE = "unsupported:kernel_gate_not_proven"
 
@@ -43,13 +46,21 @@ def test_a_squash_folds_what_was_published_and_a_second_one_finds_nothing(sandbo
 
     done = squash(sandbox)
     (block,) = done["squashed_blocks"]
-    assert set(done) == {"manifest_version", "squashed_blocks", "swept_sessions"} and done["swept_sessions"] == []
+    assert (
+        set(done) == {"manifest_version", "squashed_blocks", "swept_sessions"}
+        and done["swept_sessions"] == []
+    )
     assert set(block) == {"squashed_layer_id", "replaced_layer_ids", "replaced_layers"}
     assert (done["manifest_version"], block["replaced_layers"]) == (7, "reclaimed")
     assert sorted(block["replaced_layer_ids"], reverse=True) == block["replaced_layer_ids"] == old[::-1]
-    assert layers(sandbox) == [block["squashed_layer_id"]] and block["squashed_layer_id"].startswith("S000007-")
+    assert layers(sandbox) == [block["squashed_layer_id"]] and block["squashed_layer_id"].startswith(
+        "S000007-"
+    )
     assert not list((sandbox.store / ".layer-metadata").glob("S*.digest"))
-    assert sandbox.desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["activity_revision"] == revision + 1
+    assert (
+        sandbox.desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["activity_revision"]
+        == revision + 1
+    )
 
     assert sandbox.shell(LOOK)["output"] == before
     assert squash(sandbox) == {"manifest_version": 7, "squashed_blocks": [], "swept_sessions": []}
@@ -120,7 +131,9 @@ def test_an_agent_can_ask_for_it_over_mcp(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.needs("dockerd")
-def test_in_a_container_it_is_the_same_and_a_restart_finds_it(desk: Desks, image: Callable[[str], str]) -> None:
+def test_in_a_container_it_is_the_same_and_a_restart_finds_it(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
     made = desk("root").create(image("busybox"), cls=Container)
     assert isinstance(made, Container)
     for n in range(3):
@@ -131,5 +144,9 @@ def test_in_a_container_it_is_the_same_and_a_restart_finds_it(desk: Desks, image
     assert made.read("n1") == "1" and made.refused("file_read", "--path", "n0")["kind"] == "not_found"
     made.restart()
     assert made.read("n2") == "2"
-    assert squash(made) == {"manifest_version": done["manifest_version"], "squashed_blocks": [], "swept_sessions": []}
+    assert squash(made) == {
+        "manifest_version": done["manifest_version"],
+        "squashed_blocks": [],
+        "swept_sessions": [],
+    }
     made.destroy()

@@ -1,4 +1,6 @@
-"""A start depends on nothing that a session left: hostile uppers, full disks, frozen agents. Published work is there from the first call on."""
+"""A start depends on nothing that a session left: hostile uppers, full disks, frozen agents. Published work
+is there from the first call on.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from tests.users import Person
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
 TRIES = 200
-TOO_DEEP = "echo important > important.txt; i=0; while [ $i -lt 40 ]; do n=" + "d" * 200 + "; mkdir $n; cd $n; i=$((i+1)); done; : > work"
+TOO_DEEP = (
+    "echo important > important.txt; i=0; while [ $i -lt 40 ]; do n="
+    + "d" * 200
+    + "; mkdir $n; cd $n; i=$((i+1)); done; : > work"
+)
 
 
 def dead(sandbox: Sandbox) -> list[dict[str, Any]]:
@@ -40,7 +46,9 @@ def quarantined(sandbox: Sandbox, session: str) -> dict[str, Any]:
 
 
 @in_places(ROOT, ORDINARY, DOCKER)
-def test_a_sandbox_whose_dead_session_cannot_become_a_draft_is_not_clean_and_serves_all_else(sandbox: Sandbox) -> None:
+def test_a_sandbox_whose_dead_session_cannot_become_a_draft_is_not_clean_and_serves_all_else(
+    sandbox: Sandbox,
+) -> None:
     at = sandbox.desk
     sandbox.write("published.txt", "kept\n")
     session = sandbox.session()
@@ -72,7 +80,9 @@ def test_a_sandbox_whose_dead_session_cannot_become_a_draft_is_not_clean_and_ser
 
 
 @in_places(ROOT, DOCKER)
-def test_a_sparse_file_of_eight_terabytes_in_a_dead_session_keeps_nobody_from_what_is_published(sandbox: Sandbox) -> None:
+def test_a_sparse_file_of_eight_terabytes_in_a_dead_session_keeps_nobody_from_what_is_published(
+    sandbox: Sandbox,
+) -> None:
     sandbox.write("published.txt", "kept\n")
     session = sandbox.session()
     assert sandbox.shell(f"truncate -s {8 << 40} huge", session)["exit_code"] == 0
@@ -89,7 +99,9 @@ def test_a_sparse_file_of_eight_terabytes_in_a_dead_session_keeps_nobody_from_wh
 
 
 @in_places(ROOT, DOCKER)
-def test_a_frozen_agent_is_marked_after_a_missed_answer_and_start_sandbox_replaces_it(sandbox: Sandbox) -> None:
+def test_a_frozen_agent_is_marked_after_a_missed_answer_and_start_sandbox_replaces_it(
+    sandbox: Sandbox,
+) -> None:
     at = sandbox.desk
     sandbox.write("published.txt", "kept\n")
     session = sandbox.session()
@@ -103,7 +115,10 @@ def test_a_frozen_agent_is_marked_after_a_missed_answer_and_start_sandbox_replac
         (listed,) = at.do("manager", "list_sandboxes")["sandboxes"]
         assert listed["silent_since_unix_ms"] == seen["silent_since_unix_ms"]
         assert (
-            at.refused("manager", "destroy_sandbox", "--sandbox-id", sandbox.id, "--if-clean")["details"]["reason"] == "unpublished_unknown"
+            at.refused("manager", "destroy_sandbox", "--sandbox-id", sandbox.id, "--if-clean")["details"][
+                "reason"
+            ]
+            == "unpublished_unknown"
         )
         record = at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)
         assert record["state"] == "ready" and sandbox.agent() != before
@@ -121,7 +136,9 @@ def test_a_frozen_agent_is_marked_after_a_missed_answer_and_start_sandbox_replac
 
 
 def freezers() -> list[tuple[Path, str, str, str]]:
-    """A cgroup of this test's own in each hierarchy that can freeze one: its folder, the file to say so in, and what to write for both ways."""
+    """A cgroup of this test's own in each hierarchy that can freeze one: its folder, the file to say so in,
+    and what to write for both ways.
+    """
     name = f"eos-freeze-{os.getpid()}"
     found: list[tuple[Path, str, str, str]] = []
     for root, file, freeze, thaw in (
@@ -129,13 +146,18 @@ def freezers() -> list[tuple[Path, str, str, str]]:
         ("/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"),
         ("/sys/fs/cgroup", "cgroup.freeze", "1", "0"),
     ):
-        if any(line.split()[1] == root and line.split()[2].startswith("cgroup") for line in Path("/proc/mounts").read_text().splitlines()):
+        if any(
+            line.split()[1] == root and line.split()[2].startswith("cgroup")
+            for line in Path("/proc/mounts").read_text().splitlines()
+        ):
             found.append((Path(root, name), file, freeze, thaw))
     return found
 
 
 @in_places(ROOT)
-def test_an_agent_that_a_cgroup_holds_is_marked_and_replaced_and_its_sessions_work_is_kept(sandbox: Sandbox) -> None:
+def test_an_agent_that_a_cgroup_holds_is_marked_and_replaced_and_its_sessions_work_is_kept(
+    sandbox: Sandbox,
+) -> None:
     at, held = sandbox.desk, freezers()
     assert held, "no hierarchy can freeze"
     for n, (folder, file, freeze, thaw) in enumerate(held):
@@ -148,14 +170,21 @@ def test_an_agent_that_a_cgroup_holds_is_marked_and_replaced_and_its_sessions_wo
             (folder / file).write_text(freeze)
             assert at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["silent_since_unix_ms"] > 0
             assert at.do("manager", "list_sandboxes")["sandboxes"][0]["silent_since_unix_ms"] > 0
-            assert at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)["state"] == "ready" and sandbox.agent() != before
+            assert (
+                at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)["state"] == "ready"
+                and sandbox.agent() != before
+            )
         finally:
             (folder / file).write_text(thaw)
             if Path(f"/proc/{before}").exists():
                 kill(before)
             folder.rmdir()
         assert "silent_since_unix_ms" not in at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)
-        (draft,) = [one for one in sandbox.do("list_drafts")["drafts"] if one["origin"] == f"workspace_session:{session}"]
+        (draft,) = [
+            one
+            for one in sandbox.do("list_drafts")["drafts"]
+            if one["origin"] == f"workspace_session:{session}"
+        ]
         assert sandbox.read(f"mine{n}.txt", sandbox.session("--draft-id", draft["draft_id"])) == "unpublished"
 
 
@@ -168,13 +197,18 @@ def test_a_container_that_is_paused_is_marked_and_start_sandbox_lets_it_go_on(sa
     docker("pause", sandbox.id)
     assert at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["silent_since_unix_ms"] > 0
     assert at.do("manager", "list_sandboxes")["sandboxes"][0]["silent_since_unix_ms"] > 0
-    assert at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)["state"] == "ready" and sandbox.agent() == before
+    assert (
+        at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)["state"] == "ready"
+        and sandbox.agent() == before
+    )
     assert "silent_since_unix_ms" not in at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)
     assert sandbox.read("mine.txt", session) == "unpublished", "nothing of it has ended"
 
 
 def on_a_small_ext4(at: Desk, body: Callable[[Desk], None]) -> None:
-    """body(at) in a mount namespace where the state lies on an ext4 of 64 MB; the gateway and the sandboxes end with it."""
+    """body(at) in a mount namespace where the state lies on an ext4 of 64 MB; the gateway and the sandboxes
+    end with it.
+    """
     disk = make_short_dir("eos-d-")
 
     def in_child() -> None:
@@ -213,14 +247,18 @@ def fill(at: Desk) -> Path:
 
 
 @pytest.mark.needs("loopfs")
-def test_a_full_disk_takes_no_session_and_when_it_is_freed_all_come_back_without_a_restart(desk: Desks) -> None:
+def test_a_full_disk_takes_no_session_and_when_it_is_freed_all_come_back_without_a_restart(
+    desk: Desks,
+) -> None:
     def body(at: Desk) -> None:
         sandbox = at.create("host")
         sandbox.write("kept.txt", "kept\n")
         alive, lost = sandbox.session(), sandbox.session()
         sandbox.write("alive.txt", "alive\n", alive)
         sandbox.write("lost.txt", "lost\n", lost)
-        command = sandbox.do("exec_command", "--yield-time-ms", "1", "echo one-shot > one-shot.txt; read line")
+        command = sandbox.do(
+            "exec_command", "--yield-time-ms", "1", "echo one-shot > one-shot.txt; read line"
+        )
         agent = sandbox.agent()
         filler = fill(at)
         error = sandbox.refused("publish_workspace_session", "--workspace-session-id", alive)
@@ -229,25 +267,43 @@ def test_a_full_disk_takes_no_session_and_when_it_is_freed_all_come_back_without
         assert sandbox.read("alive.txt", alive) == "alive", "the session goes on"
         kill(sandbox.runner(lost))
         error = sandbox.refused("file_read", "--path", "lost.txt", "--workspace-session-id", lost)
-        assert (error["details"]["reason"], error["details"]["draft_pending"], error["details"]["retryable"]) == (
+        assert (
+            error["details"]["reason"],
+            error["details"]["draft_pending"],
+            error["details"]["retryable"],
+        ) == (
             "session_lost",
             True,
             True,
         )
         assert "free space" in error["details"]["hint"]
-        sandbox.do("write_command_stdin", "--command-session-id", command["command_session_id"], "--yield-time-ms", "1", "go on\n")
-        ended = sandbox.do("wait_command", "--command-session-id", command["command_session_id"], "--timeout-ms", "30000")
+        sandbox.do(
+            "write_command_stdin",
+            "--command-session-id",
+            command["command_session_id"],
+            "--yield-time-ms",
+            "1",
+            "go on\n",
+        )
+        ended = sandbox.do(
+            "wait_command", "--command-session-id", command["command_session_id"], "--timeout-ms", "30000"
+        )
         assert ended["status"] == "ok" and ended.get("publish", {}).get("published") is not True, ended
         refused = at.refused("manager", "destroy_sandbox", "--sandbox-id", sandbox.id, "--if-clean")
         assert refused["details"]["reason"] == "unpublished_work"
-        assert lost in [row["workspace_session_id"] for row in refused["details"]["unpublished"]["dead_sessions"]]
+        assert lost in [
+            row["workspace_session_id"] for row in refused["details"]["unpublished"]["dead_sessions"]
+        ]
         filler.unlink()
         error = sandbox.refused("file_read", "--path", "lost.txt", "--workspace-session-id", lost)
         assert error["details"]["draft_id"].startswith("draft-"), "the call that names it tries again"
         for _ in range(TRIES):  # the one-shot comes back by itself
             if not dead(sandbox):
                 break
-        drafts = {draft["origin"].partition(":")[2]: draft["draft_id"] for draft in sandbox.do("list_drafts")["drafts"]}
+        drafts = {
+            draft["origin"].partition(":")[2]: draft["draft_id"]
+            for draft in sandbox.do("list_drafts")["drafts"]
+        }
         assert drafts[lost] == error["details"]["draft_id"] and len(drafts) == 2 and dead(sandbox) == []
         assert sandbox.read("lost.txt", sandbox.session("--draft-id", drafts[lost])) == "lost"
         (one,) = [draft for session, draft in drafts.items() if session != lost]
@@ -259,7 +315,9 @@ def test_a_full_disk_takes_no_session_and_when_it_is_freed_all_come_back_without
 
 
 @pytest.mark.needs("loopfs")
-def test_a_dead_agent_on_a_full_disk_is_told_as_a_full_disk_with_its_path_and_all_is_there_when_it_is_freed(desk: Desks) -> None:
+def test_a_dead_agent_on_a_full_disk_is_told_as_a_full_disk_with_its_path_and_all_is_there_when_it_is_freed(
+    desk: Desks,
+) -> None:
     def body(at: Desk) -> None:
         sandbox = at.create("host")
         sandbox.write("kept.txt", "kept\n")
@@ -272,7 +330,9 @@ def test_a_dead_agent_on_a_full_disk_is_told_as_a_full_disk_with_its_path_and_al
         for op in ("file_read", "file_stat"):
             error = sandbox.refused(op, "--path", "kept.txt")
             assert_told(error, "disk_full")
-            assert error["details"]["path"].startswith(str(at.state)) and isinstance(error["details"]["free_bytes"], int)
+            assert error["details"]["path"].startswith(str(at.state)) and isinstance(
+                error["details"]["free_bytes"], int
+            )
             assert str(error["details"]["free_bytes"]) in error["message"]
         error = at.refused("manager", "start_sandbox", "--sandbox-id", sandbox.id)
         assert_told(error, "disk_full")

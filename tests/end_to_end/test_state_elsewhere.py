@@ -1,4 +1,6 @@
-"""A state directory that was copied or moved: its sandboxes work at their own place alone, and nothing that is done to a copy reaches the original."""
+"""A state directory that was copied or moved: its sandboxes work at their own place alone, and nothing that
+is done to a copy reaches the original.
+"""
 
 from __future__ import annotations
 

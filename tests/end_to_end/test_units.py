@@ -1,4 +1,6 @@
-"""Databases and repositories that two sessions changed, through the programs: what is told, and that what is advised loses nothing."""
+"""Databases and repositories that two sessions changed, through the programs: what is told, and that what is
+advised loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,15 @@ def the_conflict(sandbox: Sandbox, session: str) -> dict[str, Any]:
 
 
 @in_places(ROOT, ORDINARY, DEBIAN)
-def test_a_database_is_never_torn_and_commits_of_both_sides_come_together_as_advised(sandbox: Sandbox) -> None:
+def test_a_database_is_never_torn_and_commits_of_both_sides_come_together_as_advised(
+    sandbox: Sandbox,
+) -> None:
     run(sandbox, "sqlite3 app.db 'pragma journal_mode = wal; create table t (n); insert into t values (1)'")
     a, b = sandbox.session(), sandbox.session()
     run(
         sandbox,
-        "sqlite3 app.db 'with recursive i(n) as (select 1 union all select n + 1 from i where n < 5000) insert into t select n from i'",
+        "sqlite3 app.db 'with recursive i(n) as (select 1 union all select n + 1 from i where n < 5000) "
+        "insert into t select n from i'",
         a,
     )
     sandbox.shell(DIES, b)
@@ -68,4 +73,7 @@ def test_a_database_is_never_torn_and_commits_of_both_sides_come_together_as_adv
     sandbox.write("mine.mbox", sandbox.read("mine.mbox", b), c)
     run(sandbox, f"{GIT} am -q mine.mbox && rm mine.mbox", c)
     publish(sandbox, c)
-    assert run(sandbox, f"{GIT} fsck --full --no-progress && {GIT} log --format=%s && cat a.txt d/b.txt") == "theirs\nours\nfirst\nA\nB"
+    assert (
+        run(sandbox, f"{GIT} fsck --full --no-progress && {GIT} log --format=%s && cat a.txt d/b.txt")
+        == "theirs\nours\nfirst\nA\nB"
+    )

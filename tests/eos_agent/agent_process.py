@@ -88,7 +88,12 @@ class Agent:
     """Starts, is spoken to, is stopped or killed, and may be started again on the same store."""
 
     def __init__(
-        self, folder: str, base: Mapping[str, bytes] | None = None, *, uid: int | None = None, **config: Mapping[str, Any]
+        self,
+        folder: str,
+        base: Mapping[str, bytes] | None = None,
+        *,
+        uid: int | None = None,
+        **config: Mapping[str, Any],
     ) -> None:
         self.folder = folder
         self.uid = uid
@@ -134,7 +139,12 @@ class Agent:
             "image_env": [],
             "container_env": {},
             "path": os.environ.get("PATH"),
-            "private_dirs": [self.store, os.path.join(folder, "scratch"), os.path.join(folder, "run"), os.path.join(folder, "base")],
+            "private_dirs": [
+                self.store,
+                os.path.join(folder, "scratch"),
+                os.path.join(folder, "run"),
+                os.path.join(folder, "base"),
+            ],
             "config": config,
         }
         with open(self.settings["token_file"], "w") as file:
@@ -179,7 +189,9 @@ class Agent:
         return self
 
     def _forked(self, argv: list[str], stderr: int) -> int:
-        """The same as an ordinary user, who may not be able to read the interpreter's or the checkout's folder."""
+        """The same as an ordinary user, who may not be able to read the interpreter's or the checkout's
+        folder.
+        """
         from eos_agent.__main__ import main
 
         assert self.uid is not None
@@ -251,14 +263,20 @@ class Agent:
         if "error" in answer:
             raise Failed(answer["error"])
         operation = operations.find(op)
-        assert operation is not None and not set(answer) - {field.name for field in operation.result}, (op, answer)
+        assert operation is not None and not set(answer) - {field.name for field in operation.result}, (
+            op,
+            answer,
+        )
         return answer
 
     def tcp(self, raw: bytes) -> dict[str, Any]:
         """One raw line over TCP, half-closed by us."""
         with open(self.settings["endpoint_path"]) as file:
             host, port = json.load(file)["tcp"]
-        with socket.create_connection((host, port), WAIT_S) as connection, connection.makefile("rb") as reader:
+        with (
+            socket.create_connection((host, port), WAIT_S) as connection,
+            connection.makefile("rb") as reader,
+        ):
             connection.sendall(raw)
             connection.shutdown(socket.SHUT_WR)
             answer: dict[str, Any] = json.loads(reader.readline())
@@ -266,7 +284,9 @@ class Agent:
             return answer
 
     def tcp_call(self, op: str, token: str = TOKEN, **args: Any) -> dict[str, Any]:
-        raw = encode_request(op, args, request_id="r-1", sandbox_id=self.sandbox_id, **{DAEMON_TOKEN_KEY: token})
+        raw = encode_request(
+            op, args, request_id="r-1", sandbox_id=self.sandbox_id, **{DAEMON_TOKEN_KEY: token}
+        )
         return self.tcp(raw)
 
     def session(self, **args: Any) -> str:
@@ -294,7 +314,9 @@ def _open_up(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def running(folder: str, base: Mapping[str, bytes] | None = None, *, uid: int | None = None, **config: Any) -> Generator[Agent]:
+def running(
+    folder: str, base: Mapping[str, bytes] | None = None, *, uid: int | None = None, **config: Any
+) -> Generator[Agent]:
     """A started agent; killed at the end if the test did not stop it."""
     agent = Agent(folder, base, uid=uid, **config)
     try:

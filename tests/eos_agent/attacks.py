@@ -1,8 +1,10 @@
-"""Things that a command may try: each a function that returns when it got its way and raises OSError when the kernel refused.
+"""Things that a command may try: each a function that returns when it got its way and raises OSError when the
+kernel refused.
 
-They run in a fork of a session's pid 1, which has just what any command inherits from it, so that no interpreter is needed in the session; or in a
-command that is a Python. A `Plain` one can be said in a line for attacks.c too, which is a command where there is no interpreter.
-`place` holds what the test made outside: store, token, agent_socket, other_pid and the like.
+They run in a fork of a session's pid 1, which has just what any command inherits from it, so that no
+interpreter is needed in the session; or in a command that is a Python. A `Plain` one can be said in a line
+for attacks.c too, which is a command where there is no interpreter. `place` holds what the test made outside:
+store, token, agent_socket, other_pid and the like.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ Attack = Callable[[Place], object]
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 X86 = syscalls.MACHINE == "x86_64"
-NUMBERS = {**harden.denied_calls(), **syscalls.NR, "clone": 56 if X86 else 220, "mknodat": 259 if X86 else 33, "fchmodat2": 452}
+NUMBERS = {
+    **harden.denied_calls(),
+    **syscalls.NR,
+    "clone": 56 if X86 else 220,
+    "mknodat": 259 if X86 else 33,
+    "fchmodat2": 452,
+}
 _NEVER_ALLOWED = {  # by a capability that is gone: numbers on x86_64 and aarch64
     "settimeofday": (164, 170),
     "setdomainname": (171, 162),
@@ -58,13 +66,18 @@ class Plain(NamedTuple):
 
     def line(self, place: Place) -> str:
         """What attacks.c reads of it, all but the name."""
-        return "\t".join([self.verb, *(a.format(**place) if isinstance(a, str) else str(a) for a in self.args)])
+        return "\t".join(
+            [self.verb, *(a.format(**place) if isinstance(a, str) else str(a) for a in self.args)]
+        )
 
 
 def raw(name: str | int, *args: int | bytes | None) -> int:
     """syscall(2), with bytes as pointers to a copy of them."""
     number = NUMBERS[name] if isinstance(name, str) else name
-    converted = [ctypes.c_long(a) if isinstance(a, int) else ctypes.create_string_buffer(a) if a is not None else None for a in args]
+    converted = [
+        ctypes.c_long(a) if isinstance(a, int) else ctypes.create_string_buffer(a) if a is not None else None
+        for a in args
+    ]
     result = int(_libc.syscall(ctypes.c_long(number), *converted))
     if result < 0:
         code = ctypes.get_errno()
@@ -75,7 +88,9 @@ def raw(name: str | int, *args: int | bytes | None) -> int:
 def call(name: str | int, *args: int | bytes | None) -> Plain:
     """One system call."""
     said = ["n" if a is None else f"i:{a}" if isinstance(a, int) else f"x:{a.hex()}" for a in args]
-    return Plain(lambda _place: raw(name, *args), "call", (NUMBERS[name] if isinstance(name, str) else name, *said))
+    return Plain(
+        lambda _place: raw(name, *args), "call", (NUMBERS[name] if isinstance(name, str) else name, *said)
+    )
 
 
 def opening(paths: str, flags: int) -> Plain:
@@ -142,7 +157,9 @@ def connecting(kind: str, address: str) -> Plain:
         where = address.format(**place)
         with socket.socket(socket.AF_INET if kind == "tcp" else socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(2)
-            sock.connect(("127.0.0.1", int(where)) if kind == "tcp" else "\0" + where if kind == "abstract" else where)
+            sock.connect(
+                ("127.0.0.1", int(where)) if kind == "tcp" else "\0" + where if kind == "abstract" else where
+            )
         return "connected"
 
     return Plain(attack, "connect", (kind, address))
@@ -162,7 +179,9 @@ def taking_port(port: str) -> Plain:
 
 
 def hunting(what: str) -> Plain:
-    """Look for the text place[what] in environment, arguments and mounts of every process in sight. attacks.c gets it in halves, or finds itself."""
+    """Look for the text place[what] in environment, arguments and mounts of every process in sight. attacks.c
+    gets it in halves, or finds itself.
+    """
 
     def attack(place: Place) -> str:
         wanted = str(place[what]).encode()
@@ -182,7 +201,9 @@ def in_halves(place: dict[str, Any], what: str, text: str) -> None:
 
 def _interface(_place: Place) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        request = fcntl.ioctl(sock, 0x8913, struct.pack("16s24x", b"lo"))  # SIOCGIFFLAGS, and the same flags set again
+        request = fcntl.ioctl(
+            sock, 0x8913, struct.pack("16s24x", b"lo")
+        )  # SIOCGIFFLAGS, and the same flags set again
         fcntl.ioctl(sock, 0x8914, request)
 
 
@@ -197,7 +218,9 @@ def _trace(pid: int) -> None:
 
 
 def _leftovers(_place: Place) -> str:
-    """Descriptors that nobody gave this command. A fork of pid 1 has closed them by now; attacks.c, a command, looks before it opens anything."""
+    """Descriptors that nobody gave this command. A fork of pid 1 has closed them by now; attacks.c, a
+    command, looks before it opens anything.
+    """
     found = [f"{n}" for n in range(4, 1024) if os.path.lexists(f"/proc/self/fd/{n}")]
     if not found:
         raise OSError(errno.ENOENT, "none")
@@ -313,7 +336,9 @@ def strangers(_place: Place) -> str:
     for n in os.listdir("/proc"):
         if n.isdigit() and n not in family:
             with open(f"/proc/{n}/stat") as f:
-                if f.read().rpartition(")")[2].split()[1] != "0":  # that is the session's file helper, whose parent is outside
+                if (
+                    f.read().rpartition(")")[2].split()[1] != "0"
+                ):  # that is the session's file helper, whose parent is outside
                     found.append(n)
     if not found:
         raise OSError(errno.ENOENT, f"only {sorted(family)}")
@@ -325,7 +350,8 @@ def machine_devices(_place: Place) -> str:
     found = [
         name
         for name in os.listdir("/dev")
-        if name not in harmless and stat.S_IFMT(os.lstat(f"/dev/{name}").st_mode) in (stat.S_IFCHR, stat.S_IFBLK)
+        if name not in harmless
+        and stat.S_IFMT(os.lstat(f"/dev/{name}").st_mode) in (stat.S_IFCHR, stat.S_IFBLK)
     ]
     if not found:
         raise OSError(errno.ENODEV, "no device but the harmless ones")
@@ -402,11 +428,15 @@ def replacing(path: str) -> Plain:
 
 
 def cgroup_files(_place: Place) -> str:
-    """Open for writing what moves a process, or names a program that the kernel runs, in any cgroup tree that is mounted."""
+    """Open for writing what moves a process, or names a program that the kernel runs, in any cgroup tree that
+    is mounted.
+    """
     last = OSError(errno.ENOENT, "no cgroup tree")
     with open("/proc/self/mountinfo") as table:
         tops = [line.split()[4] for line in table if line.partition(" - ")[2].startswith("cgroup")]
-    for path in (f"{top}/{name}" for top in tops for name in ("release_agent", "cgroup.procs", "notify_on_release")):
+    for path in (
+        f"{top}/{name}" for top in tops for name in ("release_agent", "cgroup.procs", "notify_on_release")
+    ):
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
         except OSError as error:
@@ -417,8 +447,15 @@ def cgroup_files(_place: Place) -> str:
 
 
 def symlink_races(place: Place) -> None:
-    """Make the agent read or write where a link of the workspace points: it is another session's business, so the links alone are tried here."""
-    for name, target in (("to-store", "{store}"), ("to-base", "{base_file}"), ("to-token", "{token}"), ("to-root", "/proc/1/root")):
+    """Make the agent read or write where a link of the workspace points: it is another session's business, so
+    the links alone are tried here.
+    """
+    for name, target in (
+        ("to-store", "{store}"),
+        ("to-base", "{base_file}"),
+        ("to-token", "{token}"),
+        ("to-root", "/proc/1/root"),
+    ):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         os.symlink(target.format(**place), name)
@@ -443,7 +480,10 @@ def asking_agent(method: str, path: str) -> Attack:
     def attack(place: Place) -> str:
         with socket.create_connection(("127.0.0.1", int(place["http_port"])), timeout=5) as sock:
             sock.sendall(
-                f"{method} {path.format(**place)} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+                (
+                    f"{method} {path.format(**place)} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: "
+                    f"0\r\nConnection: close\r\n\r\n"
+                ).encode()
             )
             status = sock.recv(1000).split()[1].decode()
         if status in ("401", "403"):
@@ -497,7 +537,11 @@ def answer(table: Mapping[str, Attack], place: Place) -> dict[str, str]:
                     value = attack(place)
                     text = "ok" + (f": {value}" if isinstance(value, str) else "")
                 except OSError as error:
-                    text = "ETIMEDOUT" if isinstance(error, TimeoutError) else errno.errorcode.get(error.errno or 0, str(error))
+                    text = (
+                        "ETIMEDOUT"
+                        if isinstance(error, TimeoutError)
+                        else errno.errorcode.get(error.errno or 0, str(error))
+                    )
                 except BaseException as error:
                     text = f"broken: {error!r}"
                 os.write(3, text.encode(errors="replace")[:300])
@@ -512,8 +556,14 @@ def answer(table: Mapping[str, Attack], place: Place) -> dict[str, str]:
 
 
 def serve(abstract: str, tmp: str, ready: Callable[[int], object]) -> None:
-    """What another session has: a server on a port of loopback, told to `ready`, on an abstract socket and on one in /tmp, files there and in the workspace."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden, socket.socket(socket.AF_UNIX) as named:
+    """What another session has: a server on a port of loopback, told to `ready`, on an abstract socket and on
+    one in /tmp, files there and in the workspace.
+    """
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as hidden,
+        socket.socket(socket.AF_UNIX) as named,
+    ):
         hidden.bind("\0" + abstract)
         hidden.listen()
         with contextlib.suppress(FileNotFoundError):
@@ -532,7 +582,9 @@ def _serve_in_child(args: Mapping[str, Any]) -> int:
     if os.fork() == 0:
         with contextlib.suppress(BaseException):
             os.chdir(args["workspace"])
-            serve(args["other_abstract"], args["other_tmp"], lambda port: os.write(writable, str(port).encode()))
+            serve(
+                args["other_abstract"], args["other_tmp"], lambda port: os.write(writable, str(port).encode())
+            )
         os._exit(1)
     os.close(writable)
     with open(readable) as f:
@@ -540,7 +592,9 @@ def _serve_in_child(args: Mapping[str, Any]) -> int:
 
 
 def become_a_file_operation(table: Mapping[str, Attack]) -> None:
-    """Called before the zygote is forked: its inits answer the file operation "attack" with what `answer` found, and "serve" with a port."""
+    """Called before the zygote is forked: its inits answer the file operation "attack" with what `answer`
+    found, and "serve" with a port.
+    """
     real = mounted.perform_in_mount
 
     def perform(

@@ -1,4 +1,6 @@
-"""A zygote and sessions without an agent around them: what test_zygote, test_runner and test_confinement drive."""
+"""A zygote and sessions without an agent around them: what test_zygote, test_runner and test_confinement
+drive.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from layerstack.kernel import overlay
 from layerstack.kernel import xattrs as form
 from tests import in_namespace, leaks, native, probes
 
-for _module in ("eos_agent.zygote.main", "eos_agent.files.mounted", "concurrent.futures.thread", "asyncio.unix_events"):
+for _module in (
+    "eos_agent.zygote.main",
+    "eos_agent.files.mounted",
+    "concurrent.futures.thread",
+    "asyncio.unix_events",
+):
     importlib.import_module(_module)  # an ordinary user may not be able to read the checkout
 
 T = TypeVar("T")
@@ -55,7 +62,9 @@ class Box:
 
     def mount(self, name: str) -> int:
         upper, work = self.folders(name)
-        return overlay.create([f"{self.top}/store/base"], upper, work, form=form.USER if self.rootless else form.TRUSTED)
+        return overlay.create(
+            [f"{self.top}/store/base"], upper, work, form=form.USER if self.rootless else form.TRUSTED
+        )
 
     async def session(self, name: str = "", *, network: str = "shared", rootfs_mode: str = "shared") -> Live:
         self._count += 1
@@ -90,7 +99,9 @@ class Running:
             self.note({"event": "leader_exit", "key": self.key, "status": event["status"]})
             event = {"event": "group_gone", "key": self.key, "left_behind": []}
         self.events.append(event)
-        {"group_gone": self.over, "waiting_on": self.waiting, "leader_exit": self.leader_gone}[event["event"]].set()
+        {"group_gone": self.over, "waiting_on": self.waiting, "leader_exit": self.leader_gone}[
+            event["event"]
+        ].set()
 
     def collect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -202,7 +213,9 @@ def in_box(
     before_fork: Callable[[str], None] | None = None,
     parent: str | None = None,
 ) -> T:
-    """await scenario(box) in a process of its own, which enters a mount namespace ("trusted") or becomes an ordinary user ("user")."""
+    """await scenario(box) in a process of its own, which enters a mount namespace ("trusted") or becomes an
+    ordinary user ("user").
+    """
 
     def run() -> T:
         top = tempfile.mkdtemp(prefix="eos-b-", dir=parent or probes.scratch_root())
@@ -224,7 +237,15 @@ def in_box(
             shown = rootfs(top) if rootfs is not None else None
             program = native.program()
             private = [store, f"{top}/private"] if provider == "local" else []
-            host = HostSpec(provider, place, [h.replace("TOP", top) for h in hidden] or [store], private, shown, "", init=program)
+            host = HostSpec(
+                provider,
+                place,
+                [h.replace("TOP", top) for h in hidden] or [store],
+                private,
+                shown,
+                "",
+                init=program,
+            )
             news = News() if provider == "local" else None
             pid, sock = fork_zygote(host)
 

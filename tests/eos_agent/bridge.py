@@ -1,4 +1,6 @@
-"""The bridge of a zygote, seen from outside: through its own netlink socket, since no process is in that network namespace."""
+"""The bridge of a zygote, seen from outside: through its own netlink socket, since no process is in that
+network namespace.
+"""
 
 from __future__ import annotations
 

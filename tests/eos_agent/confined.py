@@ -35,7 +35,9 @@ POWERS = {
 
 
 class Findings(NamedTuple):
-    """What came out: in forks of pid 1; of the program at the end of a chain of shells; of the program as a daemon."""
+    """What came out: in forks of pid 1; of the program at the end of a chain of shells; of the program as a
+    daemon.
+    """
 
     forked: dict[str, str]
     nested: dict[str, str]
@@ -50,7 +52,17 @@ def program() -> bytes:
     with tempfile.TemporaryDirectory(dir=probes.scratch_root()) as folder:
         source = Path(__file__).with_name("attacks.c")
         done = subprocess.run(
-            [compiler, "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", f"{folder}/attacks", str(source)],
+            [
+                compiler,
+                "-static",
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-o",
+                f"{folder}/attacks",
+                str(source),
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -68,16 +80,26 @@ def parse(output: str) -> dict[str, str]:
         name, _, text = line.partition("\t")
         text = text.strip()
         died = text == f"died {int(signal.SIGSYS)}"
-        found[name] = "EPERM" if died else errno.errorcode.get(int(text[1:]), text) if text[:1] == "E" and text[1:].isdigit() else text
+        found[name] = (
+            "EPERM"
+            if died
+            else errno.errorcode.get(int(text[1:]), text)
+            if text[:1] == "E" and text[1:].isdigit()
+            else text
+        )
     return found
 
 
 def by_other_names(folder: str) -> list[socket.socket]:
-    """Listening sockets at `relative`, `renamed`, `linked` and `elsewhere`, none of which the kernel lists by that name here, and a FIFO."""
+    """Listening sockets at `relative`, `renamed`, `linked` and `elsewhere`, none of which the kernel lists by
+    that name here, and a FIFO.
+    """
     os.mkdir(folder)
     os.mkfifo(f"{folder}/fifo")
     found = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # its path may lead through another user's home
+    before = os.open(
+        ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    )  # its path may lead through another user's home
     os.chdir(folder)
     try:
         found[0].bind("relative")
@@ -111,7 +133,9 @@ def by_other_names(folder: str) -> list[socket.socket]:
         os.chmod(f"{folder}/{name}", 0o666)
         with socket.socket(socket.AF_UNIX) as trial:
             trial.connect(f"{folder}/{name}")  # on the machine itself each of them answers
-            sock.accept()[0].close()  # until then the kernel lists that end, by the name, in the network namespace of who connected
+            sock.accept()[
+                0
+            ].close()  # until then the kernel lists that end, by the name, in the network namespace of who connected  # noqa: E501
     return found
 
 
@@ -134,7 +158,11 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
         os.makedirs(f"{top}/store/layers/L000002-00000000")
         os.makedirs(f"{top}/home/.config/gh")
         of_home = (".ssh/id", ".netrc", ".git-credentials", ".claude.json", ".config/gh/hosts.yml")
-        for path in (f"{top}/private/token", *(f"{top}/home/{name}" for name in of_home), f"{top}/store/manifest.json"):
+        for path in (
+            f"{top}/private/token",
+            *(f"{top}/home/{name}" for name in of_home),
+            f"{top}/store/manifest.json",
+        ):
             Path(path).write_text("secret")
         for name, shown in (("second", f"{top}/private"), ("again", top)):
             os.mkdir(f"{top}/{name}")
@@ -143,7 +171,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
         os.chmod(f"{top}/store/base/attacks", 0o755)
         attacks.become_a_file_operation(table)
         if tamper:
-            syscalls.unshare(syscalls.CLONE_NEWUTS)  # one of the attacks changes the name of the host, and here it may succeed
+            syscalls.unshare(
+                syscalls.CLONE_NEWUTS
+            )  # one of the attacks changes the name of the host, and here it may succeed
             tamper()
 
     async def scenario(box: Box) -> Findings:
@@ -183,7 +213,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
         attacks.in_halves(place, "token_text", f"token-{os.urandom(8).hex()}")
         try:
             other = await box.session("other", network=network)
-            running = await other.start("exec sleep 1000", env={"PATH": "/usr/bin:/bin", "SECRET": place["secret"]})
+            running = await other.start(
+                "exec sleep 1000", env={"PATH": "/usr/bin:/bin", "SECRET": place["secret"]}
+            )
             with open(f"/proc/{other.init.pid}/task/{other.init.pid}/children") as f:
                 place["other_pid"] = int(f.read().split()[0])
             served, _ = await other.init.file_op("serve", place)
@@ -195,16 +227,25 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             Path(f"{box.top}/home/.claude.json.new").write_text("another secret")
             os.rename(f"{box.top}/home/.claude.json.new", f"{box.top}/home/.claude.json")
             result, _ = await live.init.file_op("attack", place)
-            there = [place[name] for name in ("store", "base_file", "upper", "token", "bundle", "agent_socket")]
+            there = [
+                place[name] for name in ("store", "base_file", "upper", "token", "bundle", "agent_socket")
+            ]
             assert all(map(os.path.exists, there)), there
             forked = dict(json.loads(result["found"]))
             nested: dict[str, str] = {}
             daemon: dict[str, str] = {}
             if code:
-                await live.run(["/bin/sh", "-c", 'cat > lines <<"END"\n' + escapes.lines_of(kind, place) + "END"])
+                await live.run(
+                    ["/bin/sh", "-c", 'cat > lines <<"END"\n' + escapes.lines_of(kind, place) + "END"]
+                )
                 nested = parse((await live.run("sh -c 'sh -c \"./attacks lines; true\"; true'; true")).out)
                 daemon = parse(
-                    (await live.run("sh -c 'sh -c \"./attacks lines daemon\"'; until [ -e lines.out ]; do :; done; cat lines.out")).out
+                    (
+                        await live.run(
+                            "sh -c 'sh -c \"./attacks lines daemon\"'; until [ -e lines.out ]; do :; done; "
+                            "cat lines.out"
+                        )
+                    ).out
                 )
             assert await other.init.signal(running.key, signal.SIGCONT)
             return Findings(forked, nested, daemon)
@@ -220,5 +261,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
                 sock.close()
 
     hidden = ["TOP/store", "TOP/private"] if provider == "docker" else []
-    parent = "/var/tmp" if provider == "local" else None  # /tmp is private in local sessions: whatever lies there is hidden anyway
-    return in_box(scenario, form=form, provider=provider, hidden=hidden, before_fork=before_fork, parent=parent)
+    parent = (
+        "/var/tmp" if provider == "local" else None
+    )  # /tmp is private in local sessions: whatever lies there is hidden anyway
+    return in_box(
+        scenario, form=form, provider=provider, hidden=hidden, before_fork=before_fork, parent=parent
+    )

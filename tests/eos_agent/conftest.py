@@ -1,4 +1,6 @@
-"""Agents for the tests of this folder: one per test, or one per module for tests that leave nothing behind in it."""
+"""Agents for the tests of this folder: one per test, or one per module for tests that leave nothing behind in
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def init() -> str:
 
 @pytest.fixture
 def start_agent(init: str) -> Generator[Callable[..., Agent]]:
-    """start_agent(base, uid=..., runtime={...}): a started agent on a store of its own, gone after the test."""
+    """start_agent(base, uid=..., runtime={...}): a started agent on a store of its own, gone after the test."""  # noqa: E501
     with ExitStack() as stack:
 
         def start(base: dict[str, bytes] | None = None, **config: Any) -> Agent:
@@ -48,7 +50,9 @@ def agent(start_agent: Callable[..., Agent]) -> Agent:
 
 @pytest.fixture(scope="module")
 def shared_agent(init: str) -> Generator[Agent]:
-    """An agent that the tests of a module share: nothing in it may matter to another test but what it makes itself."""
+    """An agent that the tests of a module share: nothing in it may matter to another test but what it makes
+    itself.
+    """
     folder = make_short_dir("eos-a-")
     try:
         with running(folder, BASE) as started:
@@ -64,5 +68,7 @@ def session(shared_agent: Agent) -> Generator[str]:
     yield made
     for command in shared_agent.call("list_commands", workspace_session_id=made)["commands"]:
         if command["status"] == "running":
-            shared_agent.call("signal_command", command_session_id=command["command_session_id"], signal="KILL")
+            shared_agent.call(
+                "signal_command", command_session_id=command["command_session_id"], signal="KILL"
+            )
     shared_agent.call("destroy_workspace_session", workspace_session_id=made, grace_s=60)

@@ -1,4 +1,6 @@
-"""The table: what is tried in a session, what may come out of it, and in which kinds of session. No test framework is needed to import it."""
+"""The table: what is tried in a session, what may come out of it, and in which kinds of session. No test
+framework is needed to import it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,21 @@ from typing import Any, NamedTuple
 from layerstack.kernel import syscalls
 
 from . import attacks
-from .attacks import Attack, call, cloning, connecting, following, hunting, listing, node, opening, reading, signalling, tracing, write_file
+from .attacks import (
+    Attack,
+    call,
+    cloning,
+    connecting,
+    following,
+    hunting,
+    listing,
+    node,
+    opening,
+    reading,
+    signalling,
+    tracing,
+    write_file,
+)
 
 READ, WRITE = os.O_RDONLY, os.O_WRONLY
 DENIED = frozenset({"EPERM"})
@@ -29,7 +45,9 @@ KINDS = {
 }
 """The kinds of session that a person can have, as the page of results heads its columns."""
 SHARED_VIEW = "shared"
-"""The view of a container without an engine: this machine's own root file system, writable. What would be written there is not tried."""
+"""The view of a container without an engine: this machine's own root file system, writable. What would be
+written there is not tried.
+"""
 EVERYWHERE = (*KINDS, SHARED_VIEW)
 LOCAL = ("local-root", "local-user", "local-isolated")
 OWN_ROOT = (*LOCAL, "docker-read-only")
@@ -45,7 +63,9 @@ SHARED_NETWORK = "sessions that are not isolated share one network, loopback inc
 
 
 class Row(NamedTuple):
-    """What is tried and what may come out of it in the kinds of `where`. Elsewhere `otherwise` comes out, for the reason `why`, or it is not tried; never but in `kinds`."""
+    """What is tried and what may come out of it in the kinds of `where`. Elsewhere `otherwise` comes out, for
+    the reason `why`, or it is not tried; never but in `kinds`.
+    """
 
     attack: Attack
     expected: frozenset[str]
@@ -70,12 +90,20 @@ def rows_of(kind: str) -> dict[str, Row]:
 def wrong(kind: str, found: dict[str, str]) -> dict[str, str]:
     """What came out otherwise than the table says, or not at all."""
     said = {name: found.get(name, "not tried") for name in rows_of(kind)}
-    return {name: text for name, text in said.items() if text.split(":")[0] not in (ROWS[name].expects(kind) or ())}
+    return {
+        name: text
+        for name, text in said.items()
+        if text.split(":")[0] not in (ROWS[name].expects(kind) or ())
+    }
 
 
 def lines_of(kind: str, place: dict[str, Any]) -> str:
     """The rows that attacks.c can try, as its input."""
-    return "".join(f"{name}\t{row.attack.line(place)}\n" for name, row in rows_of(kind).items() if isinstance(row.attack, attacks.Plain))
+    return "".join(
+        f"{name}\t{row.attack.line(place)}\n"
+        for name, row in rows_of(kind).items()
+        if isinstance(row.attack, attacks.Plain)
+    )
 
 
 NAMESPACES = {
@@ -109,7 +137,9 @@ CALLS: dict[str, Row] = {
     "setns": Row(attacks.joining, DENIED),
     **{f"clone {name}": Row(cloning(flag), DENIED) for name, flag in NAMESPACES.items()},
     "clone3": Row(attacks.clone3, frozenset({"ENOSYS"})),
-    "x32": Row(attacks.x32, frozenset({"killed by SIGSYS"})) if attacks.X86 else Row(call("unshare", 0), DENIED),
+    "x32": Row(attacks.x32, frozenset({"killed by SIGSYS"}))
+    if attacks.X86
+    else Row(call("unshare", 0), DENIED),
     "mknod of a character device": Row(node(0o020000, os.makedev(1, 3)), DENIED),
     "mknod of a block device": Row(node(0o060000, "{disk}"), DENIED),
     "mknod of a whiteout": Row(node(0o020000, 0), DENIED),
@@ -141,13 +171,25 @@ CALLS: dict[str, Row] = {
     "vhangup": Row(call("vhangup"), DENIED),
     "sched_setscheduler to real time": Row(call("sched_setscheduler", 0, 1, b"\1\0\0\0"), DENIED),
     "process_vm_readv of pid 1": Row(call("process_vm_readv", 1, ONE_WORD, 1, ONE_WORD, 1, 0), DENIED),
-    "socket AF_PACKET": Row(call(41 if attacks.X86 else 198, socket.AF_PACKET, socket.SOCK_RAW, 0x300), DENIED, SHARING, OK, OWN_NETWORK),
-    "socket AF_VSOCK": Row(call(41 if attacks.X86 else 198, socket.AF_VSOCK, socket.SOCK_STREAM, 0), NO_FAMILY),
-    "socket AF_ALG": Row(call(41 if attacks.X86 else 198, socket.AF_ALG, socket.SOCK_SEQPACKET, 0), NO_FAMILY),
+    "socket AF_PACKET": Row(
+        call(41 if attacks.X86 else 198, socket.AF_PACKET, socket.SOCK_RAW, 0x300),
+        DENIED,
+        SHARING,
+        OK,
+        OWN_NETWORK,
+    ),
+    "socket AF_VSOCK": Row(
+        call(41 if attacks.X86 else 198, socket.AF_VSOCK, socket.SOCK_STREAM, 0), NO_FAMILY
+    ),
+    "socket AF_ALG": Row(
+        call(41 if attacks.X86 else 198, socket.AF_ALG, socket.SOCK_SEQPACKET, 0), NO_FAMILY
+    ),
     "socket AF_BLUETOOTH": Row(call(41 if attacks.X86 else 198, 31, socket.SOCK_STREAM, 0), NO_FAMILY),
     "socket AF_TIPC": Row(call(41 if attacks.X86 else 198, 30, socket.SOCK_STREAM, 0), NO_FAMILY),
     "socketpair AF_TIPC": Row(call(53 if attacks.X86 else 199, 30, socket.SOCK_STREAM, 0, None), NO_FAMILY),
-    "socket SOCK_RAW of TCP": Row(call(41 if attacks.X86 else 198, socket.AF_INET, socket.SOCK_RAW, 6), DENIED, SHARING, OK, OWN_NETWORK),
+    "socket SOCK_RAW of TCP": Row(
+        call(41 if attacks.X86 else 198, socket.AF_INET, socket.SOCK_RAW, 6), DENIED, SHARING, OK, OWN_NETWORK
+    ),
 }
 
 ESCAPES: dict[str, Row] = {
@@ -160,24 +202,35 @@ ESCAPES: dict[str, Row] = {
     "read another session's upperdir": Row(reading("{upper}"), HIDDEN),
     "write into another session's upperdir": Row(opening("{upper}", WRITE), HIDDEN),
     "read the agent's token": Row(reading("{token}"), HIDDEN),
-    "read the agent's token by a bind mount of its folder": Row(reading("{second_token}"), HIDDEN, kinds=(*LOCAL, SHARED_VIEW)),
-    "read the agent's token by a second mount of its file system": Row(reading("{again_token}"), HIDDEN, kinds=(*LOCAL, SHARED_VIEW)),
+    ("read the agent's token by a bind mount of "
+    "its folder"): Row(reading("{second_token}"), HIDDEN, kinds=(*LOCAL, SHARED_VIEW)),
+    ("read the agent's token by a second mount of its "
+    "file system"): Row(reading("{again_token}"), HIDDEN, kinds=(*LOCAL, SHARED_VIEW)),
     "write the agent's token": Row(opening("{token}", WRITE), HIDDEN),
     "find the agent's token in /proc": Row(hunting("token_text"), HIDDEN),
     "connect to the agent's socket": Row(connecting("unix", "{agent_socket}"), HIDDEN),
-    "take the agent's port": Row(attacks.taking_port("{agent_port}"), frozenset({"EADDRINUSE"}), SHARING, OK, OWN_NETWORK),
-    "connect to the agent's port, which wants its token": Row(connecting("tcp", "{agent_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
-    "see the agent's files by HTTP without a token": Row(attacks.asking_agent("POST", "/files/list"), HIDDEN, kinds=CONTAINERS),
-    "reach an isolated session's server through the agent": Row(attacks.asking_agent("GET", "/forward/isolated={other_id}/{other_port}/"), HIDDEN, kinds=CONTAINERS),
+    "take the agent's port": Row(attacks.taking_port("{agent_port}"), frozenset({"EADDRINUSE"}), SHARING, OK, OWN_NETWORK),  # noqa: E501
+    ("connect to the agent's port, which wants "
+    "its token"): Row(connecting("tcp", "{agent_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
+    ("see the agent's files by HTTP "
+    "without a token"): Row(attacks.asking_agent("POST", "/files/list"), HIDDEN, kinds=CONTAINERS),
+    ("reach an isolated session's server through "
+    "the agent"): Row(attacks.asking_agent("GET", "/forward/isolated={other_id}/{other_port}/"), HIDDEN, kinds=CONTAINERS),  # noqa: E501
     "list the bundle": Row(listing("{bundle}"), HIDDEN),
     "follow links of the workspace out of it": Row(attacks.symlink_races, HIDDEN),
-    "connect to a socket outside the private folders": Row(connecting("unix", "{engine_socket}"), HIDDEN, REAL),
-    "connect to such a socket that came after the session": Row(connecting("unix", "{late_socket}"), HIDDEN, REAL),
-    "connect to one that was bound by a relative name": Row(connecting("unix", "{sockets}/relative"), HIDDEN, kinds=LOCAL),
+    ("connect to a socket outside the "
+    "private folders"): Row(connecting("unix", "{engine_socket}"), HIDDEN, REAL),
+    ("connect to such a socket that came after "
+    "the session"): Row(connecting("unix", "{late_socket}"), HIDDEN, REAL),
+    ("connect to one that was bound by a "
+    "relative name"): Row(connecting("unix", "{sockets}/relative"), HIDDEN, kinds=LOCAL),
     "connect to one that was renamed": Row(connecting("unix", "{sockets}/renamed"), HIDDEN, kinds=LOCAL),
-    "connect to one by its second hard link": Row(connecting("unix", "{sockets}/linked"), HIDDEN, kinds=LOCAL),
-    "connect to one of another network namespace": Row(connecting("unix", "{sockets}/elsewhere"), HIDDEN, kinds=LOCAL),
-    "write into a FIFO of the machine": Row(opening("{sockets}/fifo", WRITE | os.O_NONBLOCK), HIDDEN, kinds=LOCAL),
+    ("connect to one by its second "
+    "hard link"): Row(connecting("unix", "{sockets}/linked"), HIDDEN, kinds=LOCAL),
+    ("connect to one of another network "
+    "namespace"): Row(connecting("unix", "{sockets}/elsewhere"), HIDDEN, kinds=LOCAL),
+    ("write into a FIFO of "
+    "the machine"): Row(opening("{sockets}/fifo", WRITE | os.O_NONBLOCK), HIDDEN, kinds=LOCAL),
     "connect to an abstract socket of the machine": Row(connecting("abstract", "{abstract}"), HIDDEN, REAL),
     "connect to the engine": Row(connecting("unix", "/run/docker.sock"), HIDDEN, REAL),
     "connect to the engine by its old name": Row(connecting("unix", "/var/run/docker.sock"), HIDDEN, REAL),
@@ -191,12 +244,15 @@ ESCAPES: dict[str, Row] = {
     "list the descriptors of another session": Row(listing("/proc/{other_pid}/fd"), HIDDEN),
     "go through the root of another session": Row(listing("/proc/{other_pid}/root"), HIDDEN),
     "read what another session has in its workspace": Row(reading("{workspace}/of-another"), HIDDEN),
-    "read what another session has in /tmp": Row(reading("{other_tmp}"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_ROOT),
-    "connect to a socket that another session has in /tmp": Row(connecting("unix", "{other_tmp}.sock"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_ROOT),
+    ("read what another session "
+    "has in /tmp"): Row(reading("{other_tmp}"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_ROOT),
+    ("connect to a socket that another session "
+    "has in /tmp"): Row(connecting("unix", "{other_tmp}.sock"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_ROOT),  # noqa: E501
     "connect to an abstract socket of another session": Row(
-        connecting("abstract", "{other_abstract}"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_NETWORK + "; Landlock keeps those with an own root apart"
+        connecting("abstract", "{other_abstract}"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_NETWORK + "; Landlock keeps those with an own root apart"  # noqa: E501
     ),
-    "connect to a server of another session": Row(connecting("tcp", "{other_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
+    ("connect to a server of "
+    "another session"): Row(connecting("tcp", "{other_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
     # pid 1, what it left open, its terminal
     "copy a descriptor of pid 1": Row(attacks.copying_a_descriptor, DENIED),
     "kill pid 1": Row(attacks.kill_runner, DENIED),
@@ -208,7 +264,8 @@ ESCAPES: dict[str, Row] = {
     "go through the root of pid 1": Row(reading("/proc/1/root{base_file}"), HIDDEN),
     "join a namespace of pid 1": Row(opening("/proc/1/ns/mnt", READ), HIDDEN),
     "descriptors that were left open": Row(attacks.leftovers, HIDDEN),
-    "type into a terminal that is not one's own": Row(attacks.typing_into_terminal, HIDDEN | {"EIO", "ENOTTY"}),
+    ("type into a terminal that is not "
+    "one's own"): Row(attacks.typing_into_terminal, HIDDEN | {"EIO", "ENOTTY"}),
     "terminals of others": Row(listing("/dev/pts/0"), HIDDEN),
     # the kernel
     "core_pattern": Row(opening("/proc/sys/kernel/core_pattern", WRITE), HIDDEN),
@@ -223,11 +280,12 @@ ESCAPES: dict[str, Row] = {
     "read the kernel log": Row(opening("/dev/kmsg", READ), HIDDEN, REAL),
     "write the kernel log": Row(opening("/dev/kmsg", WRITE), HIDDEN, REAL),
     "devices of the machine": Row(attacks.machine_devices, HIDDEN, REAL),
-    "a disk of the machine": Row(opening("/dev/[shvx]d[a-z]*|/dev/nvme*|/dev/dm-*|/dev/loop*|/dev/block/*|/dev/mapper/*", READ), HIDDEN, REAL),
+    "a disk of the machine": Row(opening("/dev/[shvx]d[a-z]*|/dev/nvme*|/dev/dm-*|/dev/loop*|/dev/block/*|/dev/mapper/*", READ), HIDDEN, REAL),  # noqa: E501
     "physical memory": Row(opening("/dev/mem|/dev/port|/dev/kmem", READ), HIDDEN, REAL),
     "fuse, tun, kvm": Row(opening("/dev/fuse|/dev/net/tun|/dev/kvm|/dev/vhost*", os.O_RDWR), HIDDEN, REAL),
     "cgroups": Row(attacks.cgroup_files, HIDDEN, REAL),
-    "release_agent of a cgroup": Row(opening("/sys/fs/cgroup/release_agent|/sys/fs/cgroup/*/release_agent", WRITE), HIDDEN, REAL),
+    ("release_agent of "
+    "a cgroup"): Row(opening("/sys/fs/cgroup/release_agent|/sys/fs/cgroup/*/release_agent", WRITE), HIDDEN, REAL),  # noqa: E501
     "uevent_helper": Row(opening("/sys/kernel/uevent_helper", WRITE), HIDDEN, REAL),
     "write /sys": Row(opening("/sys/kernel/mm/transparent_hugepage/enabled", WRITE), HIDDEN, REAL),
     "the machine's firmware": Row(listing("/sys/firmware"), HIDDEN),
@@ -249,7 +307,10 @@ ESCAPES: dict[str, Row] = {
     "list the engine's data": Row(listing("/var/lib/docker"), HIDDEN, REAL),
     "write /etc": Row(write_file("/etc/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
     "write /bin": Row(write_file("/bin/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
-    "a library for programs of other sessions": Row(write_file("/etc/ld.so.preload"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT + "; the agent's loader reads no such file"),
+    ("a library for programs of other "
+    "sessions"): Row(write_file("/etc/ld.so.preload"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT + ("; the agent's "
+                                                                                           "loader reads no "
+                                                                                           "such file")),
     "write the home folder": Row(write_file("{home}/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
     "write /dev": Row(write_file("/dev/eos-was-here"), HIDDEN, REAL),
     "remove /dev/null": Row(attacks.removing("/dev/null"), HIDDEN | {"EBUSY"}, REAL),
@@ -266,7 +327,9 @@ ALLOWED: dict[str, Row] = {
     "fchmodat2": Row(attacks.fchmodat2, OK),
     "ptrace of an own child": Row(attacks.ptrace_own_child, OK),
     "security.capability on an own file": Row(attacks.own_file_capability, OK),
-    "files of other owners": Row(attacks.other_owner, OK, AS_ROOT, frozenset({"EINVAL"}), "one uid is mapped"),
+    "files of other owners": Row(
+        attacks.other_owner, OK, AS_ROOT, frozenset({"EINVAL"}), "one uid is mapped"
+    ),
     "a raw socket of ping": Row(
         call(41 if attacks.X86 else 198, socket.AF_INET, socket.SOCK_RAW, 1),
         OK,

@@ -1,4 +1,6 @@
-"""Neighbours on a network of two families that one bridge makes: who reaches whom once `apart` has been at work, whichever way a packet is sent."""
+"""Neighbours on a network of two families that one bridge makes: who reaches whom once `apart` has been at
+work, whichever way a packet is sent.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _up(connection: Netlink, index: int) -> None:
 
 
 def _with_family_6() -> None:
-    """An engine turns IPv6 off where it gives no address of it; what a new namespace has is inherited from the machine."""
+    """An engine turns IPv6 off where it gives no address of it; what a new namespace has is inherited from
+    the machine.
+    """
     for name in ("all", "default"):
         with open(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6", "w") as file:
             file.write("0")
@@ -63,12 +67,20 @@ def _with_family_6() -> None:
 
 @contextmanager
 def neighbours() -> Generator[list[Member]]:
-    """In a network namespace of the caller's own: a bridge with the gateway's addresses, and two members plugged into it."""
+    """In a network namespace of the caller's own: a bridge with the gateway's addresses, and two members
+    plugged into it.
+    """
     syscalls.unshare(syscalls.CLONE_NEWNET)
     _with_family_6()
     here = Netlink()
     kind = netlink.nested(netlink.IFLA_LINKINFO, netlink.text(netlink.IFLA_INFO_KIND, "bridge"))
-    here.do(netlink.RTM_NEWLINK, netlink.link(_BRIDGE), netlink.text(netlink.IFLA_IFNAME, "bridge"), kind, flags=_NEW)
+    here.do(
+        netlink.RTM_NEWLINK,
+        netlink.link(_BRIDGE),
+        netlink.text(netlink.IFLA_IFNAME, "bridge"),
+        kind,
+        flags=_NEW,
+    )
     here.add_address(_BRIDGE, GATEWAY, 24)
     _address(here, _BRIDGE, GATEWAY_6, 64)
     _up(here, _BRIDGE)
@@ -84,7 +96,11 @@ def neighbours() -> Generator[list[Member]]:
         os.close(ours[0])
         os.close(theirs[1])
         assert os.read(theirs[0], 1) == b"x"
-        peer = netlink.link(_OWN) + netlink.text(netlink.IFLA_IFNAME, "eth0") + netlink.number(netlink.IFLA_NET_NS_PID, pid)
+        peer = (
+            netlink.link(_OWN)
+            + netlink.text(netlink.IFLA_IFNAME, "eth0")
+            + netlink.number(netlink.IFLA_NET_NS_PID, pid)
+        )
         data = netlink.nested(netlink.IFLA_INFO_DATA, netlink.nested(netlink.VETH_INFO_PEER, peer))
         here.do(
             netlink.RTM_NEWLINK,
@@ -183,7 +199,9 @@ def do_serve(own: str) -> str:
         if family == 10:
             _open[name].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         _open[name].bind(("", 7000) if family == 2 else ("::", 7000))
-    _open["udp"].setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(own))
+    _open["udp"].setsockopt(
+        socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(own)
+    )
     _open["tcp"].listen()
     _open["tcp6"].listen()
     return "listening"
@@ -223,7 +241,10 @@ def tried(one: Member, other: Member, timeout_s: float) -> dict[str, Any]:
     """What `one` gets through to `other`; to the gateway it must get through."""
     one.run("link_address")
     link = other.run("link_address")
-    found = {"gateway": one.run("connect", GATEWAY, False, LONG_S), "gateway 6": one.run("connect", GATEWAY_6, False, LONG_S)}
+    found = {
+        "gateway": one.run("connect", GATEWAY, False, LONG_S),
+        "gateway 6": one.run("connect", GATEWAY_6, False, LONG_S),
+    }
     for to in (other.address, other.address_6, link):
         for bound in (False, True):
             found[f"{to}{', bound' if bound else ''}"] = one.run("connect", to, bound, timeout_s)
@@ -235,7 +256,10 @@ def tried(one: Member, other: Member, timeout_s: float) -> dict[str, Any]:
 
 def scenario(cut: bool) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
     with neighbours() as (one, other):
-        servers = [socket.create_server((GATEWAY, 7000)), socket.create_server((GATEWAY_6, 7000), family=socket.AF_INET6)]
+        servers = [
+            socket.create_server((GATEWAY, 7000)),
+            socket.create_server((GATEWAY_6, 7000), family=socket.AF_INET6),
+        ]
         one.run("serve", one.address)
         other.run("serve", other.address)
         networks: list[str] = one.run("cut_off") if cut else []
@@ -257,7 +281,9 @@ def test_without_it_neighbours_reach_each_other_in_every_way(in_mount_namespace:
 
 
 @pytest.mark.needs("root")
-def test_no_packet_of_a_neighbour_arrives_and_no_connection_comes_about(in_mount_namespace: Callable[..., Any]) -> None:
+def test_no_packet_of_a_neighbour_arrives_and_no_connection_comes_about(
+    in_mount_namespace: Callable[..., Any],
+) -> None:
     """`one` is ours; `other` may be any container."""
     networks, there, back = in_mount_namespace(scenario, True)
     assert networks == ["10.77.0.0/24", "fd77::/64", "fe80::/64"]

@@ -35,7 +35,9 @@ starter = sys.argv[4]  # of `python -c starter program ...`, which this is the p
 del sys.argv[1:5]
 exec(starter)
 """
-"""The agent itself, each of whose captures waits at every look for as long as a file is there; the file's name with the thread's says that it does."""
+"""The agent itself, each of whose captures waits at every look for as long as a file is there; the file's
+name with the thread's says that it does.
+"""
 
 CAPTURES = 8
 
@@ -78,20 +80,27 @@ def wait_until(true: Callable[[], bool], jobs: list[concurrent.futures.Future[di
         assert not ended, ended[0].result()
 
 
-def started(gate: Gate, pool: concurrent.futures.ThreadPoolExecutor, op: str) -> list[concurrent.futures.Future[dict[str, Any]]]:
-    """As many captures as the agent has threads for them, each of a session of its own, and all of them held."""
+def started(
+    gate: Gate, pool: concurrent.futures.ThreadPoolExecutor, op: str
+) -> list[concurrent.futures.Future[dict[str, Any]]]:
+    """As many captures as the agent has threads for them, each of a session of its own, and all of them held."""  # noqa: E501
     sessions = [gate.agent.session() for _ in range(CAPTURES)]
     for session in sessions:
         gate.agent.run("echo x > new; truncate -s 1T huge", session)
     gate.close()
-    jobs = [pool.submit(gate.agent.call, op, f"capture-{n}", workspace_session_id=session) for n, session in enumerate(sessions)]
+    jobs = [
+        pool.submit(gate.agent.call, op, f"capture-{n}", workspace_session_id=session)
+        for n, session in enumerate(sessions)
+    ]
     wait_until(lambda: gate.held() == CAPTURES, jobs)
     return jobs
 
 
 @pytest.mark.parametrize("op", ["preview_publish", "publish_workspace_session"])
 def test_while_as_many_captures_as_there_are_threads_are_held_all_else_is_done(gate: Gate, op: str) -> None:
-    """Finding 6: eight publishes of sparse files stopped exec_command, file_read, create_workspace_session and the lists."""
+    """Finding 6: eight publishes of sparse files stopped exec_command, file_read, create_workspace_session
+    and the lists.
+    """
     agent = gate.agent
     other = agent.session()
     with concurrent.futures.ThreadPoolExecutor(CAPTURES) as pool:
@@ -121,7 +130,11 @@ def test_a_capture_is_cancelled_by_its_request_and_the_session_is_as_it_was(gate
         jobs = started(gate, pool, "publish_workspace_session")
         assert cancel(agent, "capture-3") == {"request_id": "capture-3", "cancelled": True}
         error = jobs[3].exception()
-        assert isinstance(error, Failed) and error.reason == "cancelled" and error.details["session_retained"] is True
+        assert (
+            isinstance(error, Failed)
+            and error.reason == "cancelled"
+            and error.details["session_retained"] is True
+        )
         session = error.details["workspace_session_id"]
         assert agent.run("cat new", session)["output"].strip() == "x"
         assert [job for n, job in enumerate(jobs) if job.done()] == [jobs[3]]

@@ -65,7 +65,12 @@ def test_the_result_of_a_finished_command_has_the_contracts_fields(here: In) -> 
         "workspace_session_id",
     }
     assert (result["status"], result["exit_code"], result["output"]) == ("ok", 0, "ready\nagain")
-    assert (result["start_offset"], result["end_offset"], result["total_lines"], result["original_token_count"]) == (0, 2, 2, 3)
+    assert (
+        result["start_offset"],
+        result["end_offset"],
+        result["total_lines"],
+        result["original_token_count"],
+    ) == (0, 2, 2, 3)
     nothing = here.run("true")
     assert (nothing["output"], nothing["total_lines"], nothing["original_token_count"]) == ("", 0, 0)
 
@@ -94,7 +99,10 @@ def test_a_heredoc_with_quotes_and_dollars_arrives_as_written(here: In) -> None:
 
 
 def test_a_terminal_is_the_default_and_pipes_are_there_on_request(here: In) -> None:
-    assert here.run("test -t 0 && test -t 1 && test -t 2 && echo tty; echo $TERM")["output"] == "tty\nxterm-256color"
+    assert (
+        here.run("test -t 0 && test -t 1 && test -t 2 && echo tty; echo $TERM")["output"]
+        == "tty\nxterm-256color"
+    )
     assert here.run("test -t 0 || test -t 1 || echo pipes; cat", tty=False)["output"] == "pipes"
     split = here.run("echo out; echo err >&2; printf more >&2", tty=False, split_output=True)
     assert (split["output"], split["stderr"]) == ("out", "err\nmore")
@@ -134,10 +142,18 @@ def test_a_running_command_answers_with_new_lines_each_time(here: In) -> None:
     assert (first["status"], first["exit_code"], first["output"]) == ("running", None, "one")
     second = here.of("write_command_stdin", command, stdin="x\n", yield_time_ms=0)
     rest = here.of("write_command_stdin", command, stdin="y\n", yield_time_ms=60_000)
-    text = [line for line in (second["output"] + "\n" + rest["output"]).split("\n") if line in ("one", "two", "three")]
+    text = [
+        line
+        for line in (second["output"] + "\n" + rest["output"]).split("\n")
+        if line in ("one", "two", "three")
+    ]
     assert text == ["two", "three"]
     again = here.of("read_command_lines", command, start_offset=0)
-    assert again["output"].split("\n")[0] == "one" and again["status"] == "ok" and again["command_session_id"] == command
+    assert (
+        again["output"].split("\n")[0] == "one"
+        and again["status"] == "ok"
+        and again["command_session_id"] == command
+    )
 
 
 def test_a_prompt_without_a_newline_is_shown_and_shown_whole_once_answered(here: In) -> None:
@@ -159,7 +175,12 @@ def test_yield_zero_answers_at_once_and_a_yield_counts_from_the_spawn(here: In) 
 def test_a_timeout_kills_the_whole_tree(here: In) -> None:
     result = here.run("sleep 1000 & setsid sleep 1001 & sleep 1000", timeout_ms=300)
     assert (result["status"], result["exit_code"]) == ("timed_out", 124)
-    assert here.run("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done | grep -c '^sleep 100'")["output"] == "0"
+    assert (
+        here.run("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done | grep -c '^sleep 100'")[
+            "output"
+        ]
+        == "0"
+    )
 
 
 def test_control_c_or_d_alone_cancels_and_any_other_text_that_holds_one_is_input(here: In) -> None:
@@ -170,22 +191,35 @@ def test_control_c_or_d_alone_cancels_and_any_other_text_that_holds_one_is_input
     command = here.start("stty raw -echo; echo go; head -c 3 | od -An -tx1")
     while "go" not in here.of("read_command_lines", command)["output"]:
         pass
-    assert here.of("write_command_stdin", command, stdin="a\x03b", yield_time_ms=60_000)["output"].split()[-3:] == ["61", "03", "62"]
+    assert here.of("write_command_stdin", command, stdin="a\x03b", yield_time_ms=60_000)["output"].split()[
+        -3:
+    ] == ["61", "03", "62"]
 
 
-def test_a_cancel_is_answered_with_its_end_also_when_the_session_takes_long_to_kill(shared_agent: Agent) -> None:
+def test_a_cancel_is_answered_with_its_end_also_when_the_session_takes_long_to_kill(
+    shared_agent: Agent,
+) -> None:
     command = shared_agent.run("sleep 1000", yield_time_ms=0)
     (zygote,) = children_of(shared_agent.pid)
     (init,) = [pid for pid in children_of(zygote) if command["workspace_session_id"] in mountinfo(pid)]
     os.kill(init, signal.SIGSTOP)
     connection = shared_agent.connect()
-    connection.socket.sendall(shared_agent.line("write_command_stdin", command_session_id=command["command_session_id"], stdin="\x03"))
-    early = select.select([connection.socket], [], [], 1.5)[0]  # longer than the second that the contract names
+    connection.socket.sendall(
+        shared_agent.line(
+            "write_command_stdin", command_session_id=command["command_session_id"], stdin="\x03"
+        )
+    )
+    early = select.select([connection.socket], [], [], 1.5)[
+        0
+    ]  # longer than the second that the contract names
     os.kill(init, signal.SIGCONT)
     result = json.loads(connection.file.readline())
     connection.close()
     assert not early and (result["status"], result["exit_code"]) == ("cancelled", 130), result
-    assert refused(lambda: shared_agent.run("true", command["workspace_session_id"])).reason == "session_not_found"
+    assert (
+        refused(lambda: shared_agent.run("true", command["workspace_session_id"])).reason
+        == "session_not_found"
+    )
 
 
 def test_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:
@@ -201,7 +235,10 @@ def test_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:
 
 
 def test_two_megabytes_of_input_arrive_whole(here: In) -> None:
-    assert here.run("wc -c; cat | wc -c", tty=False, stdin="x" * 2_000_000)["output"].split() == ["2000000", "0"]
+    assert here.run("wc -c; cat | wc -c", tty=False, stdin="x" * 2_000_000)["output"].split() == [
+        "2000000",
+        "0",
+    ]
     assert here.run("echo does not read", tty=False, stdin="x" * 2_000_000)["status"] == "ok"
 
 
@@ -229,7 +266,9 @@ def test_signals_reach_the_group(here: In) -> None:
 def test_a_background_job_keeps_a_command_running_and_is_named(here: In) -> None:
     command = here.start("sleep 1000 & exit 7")
     found: dict[str, Any] = {}
-    while [process["name"] for process in found.get("waiting_on", [])] != ["sleep"]:  # at first it is a shell about to become one
+    while [process["name"] for process in found.get("waiting_on", [])] != [
+        "sleep"
+    ]:  # at first it is a shell about to become one
         found = here.of("wait_command", command, timeout_ms=0)
         assert found["status"] == "running"
     assert (found["exit_code"], found["leader_exit_code"]) == (None, 7)
@@ -249,12 +288,27 @@ def test_the_working_directory_and_the_environment_are_arguments(here: In) -> No
     assert here.run("pwd", cwd="/")["output"] == "/"
     error = refused(lambda: here.run("pwd", cwd="missing/dir"))
     assert error.reason == "cwd_not_found" and "missing/dir" in error.message
-    found = here.run("echo $A:$B:$PAGER:$GIT_PAGER:$GIT_OPTIONAL_LOCKS:$EOS_WORKSPACE", env=["A=1", "B=x=y", "GIT_PAGER=less"])
+    found = here.run(
+        "echo $A:$B:$PAGER:$GIT_PAGER:$GIT_OPTIONAL_LOCKS:$EOS_WORKSPACE",
+        env=["A=1", "B=x=y", "GIT_PAGER=less"],
+    )
     assert found["output"] == f"1:x=y:cat:less:0:{here.agent.workspace}"
     assert refused(lambda: here.run("true", env=["novalue"])).details["argument"] == "env[0]"
     names = set(re.findall(r"(?m)^(\w+)=", here.run("env")["output"]))
     assert names <= {
-        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "PAGER", "GIT_PAGER", "GIT_OPTIONAL_LOCKS", "EOS_WORKSPACE"),
+        *(
+            "PATH",
+            "HOME",
+            "USER",
+            "LANG",
+            "LC_ALL",
+            "TERM",
+            "TZ",
+            "PAGER",
+            "GIT_PAGER",
+            "GIT_OPTIONAL_LOCKS",
+            "EOS_WORKSPACE",
+        ),
         "GIT_CONFIG_COUNT",
         *(f"GIT_CONFIG_{part}_{n}" for part in ("KEY", "VALUE") for n in range(4)),
         *("PWD", "OLDPWD", "SHLVL", "_"),
@@ -262,13 +316,22 @@ def test_the_working_directory_and_the_environment_are_arguments(here: In) -> No
 
 
 def test_git_keeps_to_the_foreground_and_what_a_caller_configures_counts(here: In) -> None:
-    ask = "; ".join(f"git config {key}" for key in ("gc.autoDetach", "maintenance.autoDetach", "safe.directory", "core.checkStat"))
+    ask = "; ".join(
+        f"git config {key}"
+        for key in ("gc.autoDetach", "maintenance.autoDetach", "safe.directory", "core.checkStat")
+    )
     assert here.run(ask)["output"].split() == ["false", "false", "*", "minimal"]
     own = ("user.name", "me"), ("gc.autodetach", "true")
-    given = [f"GIT_CONFIG_{part}_{n}={text}" for n, pair in enumerate(own) for part, text in zip(("KEY", "VALUE"), pair, strict=True)]
+    given = [
+        f"GIT_CONFIG_{part}_{n}={text}"
+        for n, pair in enumerate(own)
+        for part, text in zip(("KEY", "VALUE"), pair, strict=True)
+    ]
     ran = here.run(f"git config user.name; {ask}", env=["GIT_CONFIG_COUNT=2", *given])
     assert ran["output"].split() == ["me", "true", "false", "*", "minimal"]
-    assert here.run("git config user.name || echo $?", env=["GIT_CONFIG_COUNT=none"])["output"].endswith("128")
+    assert here.run("git config user.name || echo $?", env=["GIT_CONFIG_COUNT=none"])["output"].endswith(
+        "128"
+    )
     image = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "image"}
     found = with_git_config(image)
     assert image.items() <= {**found, "GIT_CONFIG_COUNT": "1"}.items() and found["GIT_CONFIG_COUNT"] == "5"
@@ -291,7 +354,11 @@ def test_unknown_ids_are_not_found_for_reading_and_failed_for_writing(shared_age
         ("signal_command", {}, "operation_failed"),
         ("close_stdin", {}, "operation_failed"),
     ):
-        error = refused(lambda op=op, args=args: shared_agent.call(op, command_session_id="namespace_execution_999999", **args))  # type: ignore[misc]
+        error = refused(
+            lambda op=op, args=args: shared_agent.call(
+                op, command_session_id="namespace_execution_999999", **args
+            )
+        )  # type: ignore[misc]
         assert error.kind == kind and "command not found" in error.message
     error = refused(lambda: shared_agent.call("write_command_stdin", command_session_id="", stdin="x"))
     assert (error.kind, error.reason) == ("invalid_request", "empty_id")
@@ -309,17 +376,27 @@ def test_admission_has_a_limit_that_the_refusal_names(start_agent: Callable[...,
     session = agent.session()
     running = [agent.run("read x", session, yield_time_ms=0)["command_session_id"] for _ in range(2)]
     error = refused(lambda: agent.run("true", session))
-    assert error.kind == "server_busy" and "admission refused" in error.message and error.details["max_active_commands"] == 2
+    assert (
+        error.kind == "server_busy"
+        and "admission refused" in error.message
+        and error.details["max_active_commands"] == 2
+    )
     agent.call("write_command_stdin", command_session_id=running[0], stdin="\x03")
     assert agent.run("true", session)["status"] == "ok"
 
 
-def test_the_newest_ended_commands_are_kept_and_no_id_comes_twice_in_a_store(start_agent: Callable[..., Agent]) -> None:
+def test_the_newest_ended_commands_are_kept_and_no_id_comes_twice_in_a_store(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent(runtime={"namespace_execution": {"max_terminal_entries": 3}})
     session = agent.session()
     ids: list[str] = []
     for n in range(5):
-        ids.append(agent.run(f"echo {n}; yes | head -c 100000", session, tty=False, yield_time_ms=0)["command_session_id"])
+        ids.append(
+            agent.run(f"echo {n}; yes | head -c 100000", session, tty=False, yield_time_ms=0)[
+                "command_session_id"
+            ]
+        )
         agent.call("wait_command", command_session_id=ids[-1], timeout_ms=60_000)
     assert [c["command_session_id"] for c in agent.call("list_commands")["commands"]] == ids[2:]
     assert refused(lambda: agent.call("read_command_lines", command_session_id=ids[0])).kind == "not_found"
@@ -371,7 +448,10 @@ def test_a_flood_of_output_neither_fills_memory_nor_blocks_others(here: In) -> N
     assert found["output"] == "0123456789abcdefghijklmnopqrstuvwxyz"
     assert found["total_lines"] == -(-150_000_000 // 37)
     middle = here.of("read_command_lines", command, start_offset=found["total_lines"] // 2, limit=1)
-    assert "lines were dropped here" in middle["output"] and middle["dropped"]["end_offset"] == middle["end_offset"]
+    assert (
+        "lines were dropped here" in middle["output"]
+        and middle["dropped"]["end_offset"] == middle["end_offset"]
+    )
     last = here.of("read_command_lines", command, start_offset=found["total_lines"] - 2, limit=1)
     assert last["output"] == "0123456789abcdefghijklmnopqrstuvwxyz"
     folder = os.path.join(here.agent.settings["scratch_root"], "commands", command)
@@ -379,22 +459,33 @@ def test_a_flood_of_output_neither_fills_memory_nor_blocks_others(here: In) -> N
 
 
 def test_five_hundred_orphans_leave_no_zombie(here: In) -> None:
-    result = here.run("i=0; while [ $i -lt 500 ]; do sh -c '(sleep 0.01 &)'; i=$((i+1)); done; wait", yield_time_ms=100_000)
+    result = here.run(
+        "i=0; while [ $i -lt 500 ]; do sh -c '(sleep 0.01 &)'; i=$((i+1)); done; wait", yield_time_ms=100_000
+    )
     assert result["status"] == "ok"
     assert here.run("grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l", tty=False)["output"] == "0"
 
 
 def test_file_operations_run_inside_the_mount_of_a_session(shared_agent: Agent, here: In) -> None:
     at: dict[str, Any] = {"workspace_session_id": here.session}
-    assert shared_agent.call("file_write", path="run.sh", content="#!/bin/sh\necho new\n", **at)["type"] == "update"
+    assert (
+        shared_agent.call("file_write", path="run.sh", content="#!/bin/sh\necho new\n", **at)["type"]
+        == "update"
+    )
     assert here.run("./run.sh")["output"] == "new"
     shared_agent.call("file_edit", path="crlf.txt", edits=[{"old_string": "b", "new_string": "B"}], **at)
     assert here.run("od -An -c crlf.txt | tr -d ' \\n'")["output"] == "357273277a\\r\\nB\\nc\\r\\n"
     here.run("mkdir -p deep/er; echo x > deep/er/f; ln -s deep link")
-    assert shared_agent.call("file_list", path="deep", **at)["entries"] == [{"name": "er", "kind": "directory", "size": None}]
+    assert shared_agent.call("file_list", path="deep", **at)["entries"] == [
+        {"name": "er", "kind": "directory", "size": None}
+    ]
     assert refused(lambda: shared_agent.read("link/er/f", **at)).details["target"] == "deep"
     assert refused(lambda: shared_agent.read("none", **at)).kind == "not_found"
-    assert shared_agent.call("file_write", path="a/b/c", content="", **at) == {"type": "create", "path": "a/b/c", "bytes_written": 0}
+    assert shared_agent.call("file_write", path="a/b/c", content="", **at) == {
+        "type": "create",
+        "path": "a/b/c",
+        "bytes_written": 0,
+    }
     assert refused(lambda: shared_agent.read("a/b/c")).kind == "not_found"
     here.run("rm -r src; mkdir src")
     assert shared_agent.call("file_list", path="src", **at)["entries"] == []
@@ -407,16 +498,25 @@ def test_the_settings_bound_one_answer_and_the_whole_transcript(start_agent: Cal
     assert result["truncated"] is True and 900 < len(result["output"]) <= 1000
     long = agent.run("yes 0123456789abcdef | head -c 20000000", session, tty=False, yield_time_ms=60_000)
     assert long["status"] == "ok"
-    page = agent.call("read_command_lines", command_session_id=long["command_session_id"], start_offset=8 * (1 << 20) // 17 + 2, limit=1)
+    page = agent.call(
+        "read_command_lines",
+        command_session_id=long["command_session_id"],
+        start_offset=8 * (1 << 20) // 17 + 2,
+        limit=1,
+    )
     assert page["dropped"]["bytes"] >= 20_000_000 - (13 << 20)
 
 
-def test_with_completion_leader_a_command_ends_with_its_own_process(start_agent: Callable[..., Agent]) -> None:
+def test_with_completion_leader_a_command_ends_with_its_own_process(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent(runtime={"command": {"completion": "leader"}})
     session = agent.session()
     result = agent.run("echo begun; sleep 3600 & exit 3", session, yield_time_ms=60_000)
     assert (result["status"], result["exit_code"], result["output"]) == ("error", 3, "begun")
-    assert agent.run("grep -l sleep /proc/[0-9]*/comm", session)["status"] == "ok"  # it goes on until its session ends
+    assert (
+        agent.run("grep -l sleep /proc/[0-9]*/comm", session)["status"] == "ok"
+    )  # it goes on until its session ends
     agent.call("destroy_workspace_session", workspace_session_id=session)
     shot = agent.run("echo x > shot; sleep 3600 & exit 0", yield_time_ms=60_000)
     assert (shot["status"], shot.get("publish", {}).get("published")) == ("ok", True)
@@ -437,7 +537,9 @@ def in_background(agent: Agent, request_id: str, **args: Any) -> concurrent.futu
 
 
 def cancel(agent: Agent, request_id: Any, **more: Any) -> dict[str, Any]:
-    raw = encode_request("cancel_request", {"request_id": request_id, **more}, request_id="c", sandbox_id=agent.sandbox_id)
+    raw = encode_request(
+        "cancel_request", {"request_id": request_id, **more}, request_id="c", sandbox_id=agent.sandbox_id
+    )
     connection = agent.connect()
     try:
         answer = connection.line(raw)
@@ -448,8 +550,12 @@ def cancel(agent: Agent, request_id: Any, **more: Any) -> dict[str, Any]:
     return answer
 
 
-def running_command(agent: Agent, request_id: str, answer: concurrent.futures.Future[dict[str, Any]]) -> dict[str, Any]:
-    """The row of the command of a request that `answer` waits for, once it runs. A request that failed is no reason to wait for it."""
+def running_command(
+    agent: Agent, request_id: str, answer: concurrent.futures.Future[dict[str, Any]]
+) -> dict[str, Any]:
+    """The row of the command of a request that `answer` waits for, once it runs. A request that failed is no
+    reason to wait for it.
+    """
     while not answer.done():
         for row in agent.call("list_commands", limit=1000)["commands"]:
             if row["request_id"] == request_id and row["status"] == "running":
@@ -458,13 +564,23 @@ def running_command(agent: Agent, request_id: str, answer: concurrent.futures.Fu
 
 
 def test_a_cancelled_request_ends_with_its_process_tree_and_its_work_is_a_draft(shared_agent: Agent) -> None:
-    answer = in_background(shared_agent, "to-cancel", cmd="echo half > work; setsid sleep 3600 & sleep 3600 & echo up > ready; wait")
+    answer = in_background(
+        shared_agent,
+        "to-cancel",
+        cmd="echo half > work; setsid sleep 3600 & sleep 3600 & echo up > ready; wait",
+    )
     row = running_command(shared_agent, "to-cancel", answer)
     session, head = row["workspace_session_id"], shared_agent.version()
-    while "ready" not in [entry["name"] for entry in shared_agent.call("file_list", workspace_session_id=session)["entries"]]:
+    while "ready" not in [
+        entry["name"] for entry in shared_agent.call("file_list", workspace_session_id=session)["entries"]
+    ]:
         assert not answer.done(), answer.result()
     cancelled = cancel(shared_agent, "to-cancel")
-    assert cancelled == {"request_id": "to-cancel", "cancelled": True, "command_session_id": row["command_session_id"]}
+    assert cancelled == {
+        "request_id": "to-cancel",
+        "cancelled": True,
+        "command_session_id": row["command_session_id"],
+    }
     result = answer.result(60)
     assert (result["status"], result["exit_code"]) == ("cancelled", 130)
     assert result["publish"] == {"published": False, "no_op": False}
@@ -479,14 +595,24 @@ def test_a_cancelled_request_ends_with_its_process_tree_and_its_work_is_a_draft(
     assert cancel(shared_agent, "to-cancel")["cancelled"] is False  # it has ended
 
 
-def test_a_cancelled_request_in_an_explicit_session_leaves_the_session_as_it_is(shared_agent: Agent, here: In) -> None:
-    answer = in_background(shared_agent, "in-session", cmd="echo kept > work; sleep 3600", workspace_session_id=here.session)
+def test_a_cancelled_request_in_an_explicit_session_leaves_the_session_as_it_is(
+    shared_agent: Agent, here: In
+) -> None:
+    answer = in_background(
+        shared_agent, "in-session", cmd="echo kept > work; sleep 3600", workspace_session_id=here.session
+    )
     running_command(shared_agent, "in-session", answer)
-    while "work" not in [entry["name"] for entry in shared_agent.call("file_list", workspace_session_id=here.session)["entries"]]:
+    while "work" not in [
+        entry["name"]
+        for entry in shared_agent.call("file_list", workspace_session_id=here.session)["entries"]
+    ]:
         assert not answer.done(), answer.result()
     assert cancel(shared_agent, "in-session")["cancelled"] is True
     assert answer.result(60)["status"] == "cancelled"
-    assert here.run("cat work; grep -l sleep /proc/[0-9]*/comm 2>/dev/null || echo none")["output"] == "kept\nnone"
+    assert (
+        here.run("cat work; grep -l sleep /proc/[0-9]*/comm 2>/dev/null || echo none")["output"]
+        == "kept\nnone"
+    )
 
 
 def test_only_requests_that_started_a_command_can_be_cancelled(shared_agent: Agent) -> None:
@@ -513,7 +639,9 @@ def test_a_request_that_is_cancelled_while_its_command_starts_publishes_nothing(
     for number in range(20):  # each finds the start at another point
         name = f"starting-{number}"
         connection = shared_agent.connect()
-        connection.socket.sendall(shared_agent.line("exec_command", name, cmd=f"echo x > {name}; sleep 3600", yield_time_ms=60_000))
+        connection.socket.sendall(
+            shared_agent.line("exec_command", name, cmd=f"echo x > {name}; sleep 3600", yield_time_ms=60_000)
+        )
         assert cancel(shared_agent, name, in_flight=True)["cancelled"] is True
         answer = json.loads(connection.file.readline())
         connection.close()
@@ -533,7 +661,9 @@ def test_a_command_runs_as_a_user_of_the_session_by_name_or_number(here: In) -> 
     home = here.run("grep ^nobody: /etc/passwd | cut -d: -f6")["output"]
     assert (name, told) == ("nobody", f"nobody {home}") and groups.isdigit()
     assert here.run("id -u; tty >/dev/null && echo x > /dev/tty", user=uid)["output"] == f"{uid}\nx"
-    assert here.run("id -u; echo $HOME", user="54321", env=["HOME=/elsewhere"])["output"] == "54321\n/elsewhere"
+    assert (
+        here.run("id -u; echo $HOME", user="54321", env=["HOME=/elsewhere"])["output"] == "54321\n/elsewhere"
+    )
     assert here.run("id -u; cat", user="nobody", tty=False, stdin="in")["output"] == f"{uid}\nin"
     denied = here.run("echo x > owned", user="nobody")
     assert denied["status"] == "error" and "denied" in denied["output"]
@@ -545,7 +675,11 @@ def test_a_command_runs_as_a_user_of_the_session_by_name_or_number(here: In) -> 
 @pytest.mark.parametrize("user", ["no-such-user", "", "-1", "4294967295", "nobody:x"])
 def test_a_user_that_the_session_does_not_have_is_refused_by_name(here: In, user: str) -> None:
     refusal = refused(lambda: here.run("true", user=user))
-    assert (refusal.kind, refusal.reason, refusal.details["value"]) == ("invalid_request", "user_not_found", user)
+    assert (refusal.kind, refusal.reason, refusal.details["value"]) == (
+        "invalid_request",
+        "user_not_found",
+        user,
+    )
 
 
 @pytest.mark.needs("userns", "uid")
@@ -560,13 +694,17 @@ def test_an_ordinary_users_sandbox_has_no_other_users_and_says_so(start_agent: C
 def test_output_that_is_no_text_comes_whole_in_base64(here: In) -> None:
     every = b"".join(bytes([n]) for n in range(256) if n not in (10, 13))
     written = base64.b64encode(every + b"\n1\r2\n").decode()
-    here.agent.call("file_write", path="every", content=written, encoding="base64", workspace_session_id=here.session)
+    here.agent.call(
+        "file_write", path="every", content=written, encoding="base64", workspace_session_id=here.session
+    )
     done = here.run("cat every; printf '\\377' >&2", encoding="base64", tty=False, split_output=True)
     assert base64.b64decode(done["output"]) == every + b"\n1\r2", "nothing is collapsed or replaced"
     assert (base64.b64decode(done["stderr"]), done["encoding"], done["total_lines"]) == (b"\xff", "base64", 2)
     assert done["original_token_count"] == math.ceil(len(done["output"]) / 4)
     assert "command_session_id" not in done
-    flood = here.run("head -c 400000 /dev/zero | tr '\\0' '\\377'", encoding="base64", tty=False, yield_time_ms=30000)
+    flood = here.run(
+        "head -c 400000 /dev/zero | tr '\\0' '\\377'", encoding="base64", tty=False, yield_time_ms=30000
+    )
     command = flood["command_session_id"]
     tail = base64.b64decode(flood["tail"]["output"])
     assert set(tail) == {0xFF} and 1024 < len(tail) <= 8192 and flood["truncated"] is True

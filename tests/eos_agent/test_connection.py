@@ -11,7 +11,9 @@ from eos_agent.serve.connection import LineConnection
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_an_answer_that_is_cancelled_from_inside_ends_its_connection_and_no_peer_waits_for_good(tmp_path: Path, waits: bool) -> None:
+def test_an_answer_that_is_cancelled_from_inside_ends_its_connection_and_no_peer_waits_for_good(
+    tmp_path: Path, waits: bool
+) -> None:
     async def answer(_: bytes) -> bool:
         gone: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if waits:

@@ -16,7 +16,9 @@ PLACE: ContextVar[str] = ContextVar("place", default="outside")
 
 
 def in_callback(call: Callable[[asyncio.AbstractEventLoop], Any]) -> Any:
-    """What `call(loop)` gives, made from a callback of a loop as a protocol's are; a task among it is awaited."""
+    """What `call(loop)` gives, made from a callback of a loop as a protocol's are; a task among it is
+    awaited.
+    """
 
     async def main() -> Any:
         loop = asyncio.get_running_loop()

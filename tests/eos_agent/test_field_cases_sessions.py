@@ -1,4 +1,6 @@
-"""Complaints about systems like ours, from public trackers: commands and sessions. The ids at the front are stable."""
+"""Complaints about systems like ours, from public trackers: commands and sessions. The ids at the front are
+stable.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +67,22 @@ def prepared() -> Generator[Callable[[Callable[[str], None]], Agent]]:
         drop_dir(agent.folder)
 
 
-def test_a_background_command_is_found_by_its_id_and_no_line_is_lost_or_repeated_across_cursors(shared_agent: Agent) -> None:
-    started = shared_agent.run("seq 75; stty -echo; echo half; read go; seq 76 150; echo end", yield_time_ms=0)
+def test_a_background_command_is_found_by_its_id_and_no_line_is_lost_or_repeated_across_cursors(
+    shared_agent: Agent,
+) -> None:
+    started = shared_agent.run(
+        "seq 75; stty -echo; echo half; read go; seq 76 150; echo end", yield_time_ms=0
+    )
     command = started["command_session_id"]
     first: list[str] = started["output"].split() if started["output"] else []
     while "half" not in first:  # the shared cursor
-        first += shared_agent.call("wait_command", command_session_id=command, timeout_ms=100)["output"].split()
+        first += shared_agent.call("wait_command", command_session_id=command, timeout_ms=100)[
+            "output"
+        ].split()
     assert command in [row["command_session_id"] for row in shared_agent.call("list_commands")["commands"]]
-    last = shared_agent.call("write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=30_000)
+    last = shared_agent.call(
+        "write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=30_000
+    )
     second = last["output"].split()
     wanted = [*map(str, range(1, 76)), "half", *map(str, range(76, 151)), "end"]
     assert [line for line in first + second if line] == wanted
@@ -85,12 +95,20 @@ def test_a_background_command_is_found_by_its_id_and_no_line_is_lost_or_repeated
     assert [line for line in pages if line] == wanted
 
 
-def test_a_working_directory_that_is_not_there_is_named_and_the_session_stays_usable(shared_agent: Agent) -> None:
+def test_a_working_directory_that_is_not_there_is_named_and_the_session_stays_usable(
+    shared_agent: Agent,
+) -> None:
     session = shared_agent.session()
     error = refused(shared_agent, "exec_command", cmd="true", cwd="missing/dir", workspace_session_id=session)
-    assert error.kind == "operation_failed" and error.reason == "cwd_not_found" and "missing/dir" in error.message
+    assert (
+        error.kind == "operation_failed"
+        and error.reason == "cwd_not_found"
+        and "missing/dir" in error.message
+    )
     assert shared_agent.run("echo fine", session)["output"] == "fine"
-    assert refused(shared_agent, "exec_command", cmd="echo x > x11", cwd="missing/dir").reason == "cwd_not_found"
+    assert (
+        refused(shared_agent, "exec_command", cmd="echo x > x11", cwd="missing/dir").reason == "cwd_not_found"
+    )
     assert refused(shared_agent, "file_read", path="x11").kind == "not_found"
     shared_agent.call("destroy_workspace_session", workspace_session_id=session)
 
@@ -117,7 +135,9 @@ def test_git_status_in_a_new_session_reads_no_file_of_an_unchanged_base_and_an_i
     for _ in range(2):
         changed, _, read = agent.run(look, session)["output"].split()
         assert changed == "0" and int(read) < 1_000_000, "of three megabytes"
-    shown = agent.run("stat -c %i f7; stat -c %.9Y f7; echo more >> f7; stat -c %i f7; git status --porcelain", session)["output"].split()
+    shown = agent.run(
+        "stat -c %i f7; stat -c %.9Y f7; echo more >> f7; stat -c %i f7; git status --porcelain", session
+    )["output"].split()
     assert shown[0] == shown[2] and shown[1] == "1000000000.000000007"
     assert shown[3:] == ["M", "f7"]
     for n in range(2):
@@ -125,11 +145,15 @@ def test_git_status_in_a_new_session_reads_no_file_of_an_unchanged_base_and_an_i
     agent.call("destroy_workspace_session", workspace_session_id=session)
     assert [block["replaced_layers"] for block in squash(agent)["squashed_blocks"]] == ["reclaimed"]
     changed, _, read = agent.run(look, agent.session())["output"].split()
-    assert (changed, int(read) < 1_000_000) == ("2", True), "folded layers are links: times and sizes are those of the files"
+    assert (changed, int(read) < 1_000_000) == ("2", True), (
+        "folded layers are links: times and sizes are those of the files"
+    )
 
 
 @pytest.mark.needs("root")
-def test_git_takes_a_base_that_belongs_to_somebody_else(prepared: Callable[[Callable[[str], None]], Agent]) -> None:
+def test_git_takes_a_base_that_belongs_to_somebody_else(
+    prepared: Callable[[Callable[[str], None]], Agent],
+) -> None:
     def fill(base: str) -> None:
         git(base, "init", "-q")
         git(base, "add", ".")
@@ -141,7 +165,9 @@ def test_git_takes_a_base_that_belongs_to_somebody_else(prepared: Callable[[Call
     agent = prepared(fill)
     ran = agent.run("git status --porcelain && git log --oneline | wc -l")
     assert (ran["exit_code"], ran["output"]) == (0, "1")
-    assert agent.run("echo more >> README.md; stat -c %u README.md")["output"] == "1001", "an edited file keeps its owner"
+    assert agent.run("echo more >> README.md; stat -c %u README.md")["output"] == "1001", (
+        "an edited file keeps its owner"
+    )
 
 
 def test_a_base_whose_hidden_names_are_links_has_sessions_and_the_links_are_data(
@@ -157,10 +183,18 @@ def test_a_base_whose_hidden_names_are_links_has_sessions_and_the_links_are_data
     agent = prepared(fill)
     for rootfs in ("shared", "read_only"):
         session = agent.session(rootfs=rootfs)
-        assert agent.run("readlink .bashrc .git/hooks .ssh", session)["output"].split() == ["elsewhere", "../hooks", "/nonexistent"]
+        assert agent.run("readlink .bashrc .git/hooks .ssh", session)["output"].split() == [
+            "elsewhere",
+            "../hooks",
+            "/nonexistent",
+        ]
     agent.run("ln -sfn other .bashrc; echo hook > .git/hooks/pre-commit", session)
     agent.call("publish_workspace_session", workspace_session_id=session)
-    assert agent.run("readlink .bashrc .git/hooks; cat hooks/pre-commit")["output"].split() == ["other", "../hooks", "hook"]
+    assert agent.run("readlink .bashrc .git/hooks; cat hooks/pre-commit")["output"].split() == [
+        "other",
+        "../hooks",
+        "hook",
+    ]
 
 
 def test_where_the_overlay_cannot_be_mounted_nothing_runs_and_the_base_is_as_it_was(agent: Agent) -> None:
@@ -169,10 +203,15 @@ def test_where_the_overlay_cannot_be_mounted_nothing_runs_and_the_base_is_as_it_
     live = agent.session()
     os.rename(base, base + ".away")
     try:
-        for op, args in (("create_workspace_session", {}), ("exec_command", {"cmd": "echo ran > ran; touch README.md"})):
+        for op, args in (
+            ("create_workspace_session", {}),
+            ("exec_command", {"cmd": "echo ran > ran; touch README.md"}),
+        ):
             error = refused(agent, op, **args)
             assert error.kind == "operation_failed" and error.reason, error
-        assert [row["workspace_session_id"] for row in agent.call("list_workspace_sessions")["sessions"]] == [live]
+        assert [row["workspace_session_id"] for row in agent.call("list_workspace_sessions")["sessions"]] == [
+            live
+        ]
     finally:
         os.rename(base + ".away", base)
     assert tree_of(base) == before and agent.call("list_commands")["commands"] == []
@@ -192,20 +231,37 @@ def test_sessions_in_one_repository_see_only_their_own_refs_and_the_second_publi
     first = agent.session()
     as_x = "git " + " ".join(AUTHOR)
     waiting = agent.run(
-        f"git checkout -q -b theirs; echo t > t; git add t; {as_x} stash -q; echo b > b; git add b; {as_x} commit -qm B; read go; git branch",
+        f"git checkout -q -b theirs; echo t > t; git add t; {as_x} stash -q; echo b > b; git add b; {as_x} "
+        f"commit -qm B; read go; git branch",
         yield_time_ms=0,
         tty=True,
     )
-    agent.run(f"git checkout -q -b ours; echo s > s; git add s; {as_x} stash -q; echo a > a; git add a; {as_x} commit -qm A", first)
-    assert agent.run("git branch --format '%(refname:short)'; git stash list | wc -l", first)["output"].split() == ["main", "ours", "1"]
+    agent.run(
+        f"git checkout -q -b ours; echo s > s; git add s; {as_x} stash -q; echo a > a; git add a; {as_x} "
+        f"commit -qm A",
+        first,
+    )
+    assert agent.run("git branch --format '%(refname:short)'; git stash list | wc -l", first)[
+        "output"
+    ].split() == ["main", "ours", "1"]
     agent.call("publish_workspace_session", workspace_session_id=first)
-    ended = agent.call("write_command_stdin", command_session_id=waiting["command_session_id"], stdin="\n", yield_time_ms=60_000)
+    ended = agent.call(
+        "write_command_stdin",
+        command_session_id=waiting["command_session_id"],
+        stdin="\n",
+        yield_time_ms=60_000,
+    )
     assert "theirs" in ended["output"] and "ours" not in ended["output"] and ended["publish_rejected"] is True
     (conflict,) = ended["publish_rejection"]["conflicts"]
     assert conflict["path"] == ".git" and {"path": ".git/HEAD"} in conflict["unit"]["members"]
     opened = agent.session(draft_id=ended["draft_id"])
-    assert agent.run("git log --format=%s | head -n 1; git stash list | wc -l", opened)["output"].split() == ["B", "1"]
-    assert agent.run("git log --format=%s | head -n 1; git fsck 2>&1 | grep -c corrupt")["output"].split() == ["A", "0"]
+    assert agent.run("git log --format=%s | head -n 1; git stash list | wc -l", opened)["output"].split() == [
+        "B",
+        "1",
+    ]
+    assert agent.run("git log --format=%s | head -n 1; git fsck 2>&1 | grep -c corrupt")[
+        "output"
+    ].split() == ["A", "0"]
 
 
 def test_sessions_are_destroyed_while_others_run_and_nothing_outside_of_them_changes(agent: Agent) -> None:
@@ -218,7 +274,11 @@ def test_sessions_are_destroyed_while_others_run_and_nothing_outside_of_them_cha
     command = agent.run("echo mine > mine; read go; cat mine", runs, yield_time_ms=0)["command_session_id"]
     for n in range(20):
         session = agent.session()
-        agent.run(f"ln -s {base} to-base; ln -s {outside} to-outside; ln -s .. up; ln -s / root; mkdir d{n}; rm -rf src run.sh", session)
+        agent.run(
+            f"ln -s {base} to-base; ln -s {outside} to-outside; ln -s .. up; ln -s / root; mkdir d{n}; rm "
+            f"-rf src run.sh",
+            session,
+        )
         discarded = agent.call("destroy_workspace_session", workspace_session_id=session)["discarded"]
         assert {"to-base", "to-outside", "up", "root", "src", "run.sh"} <= set(discarded["paths"])
     assert (tree_of(base), tree_of(outside)) == before
@@ -227,7 +287,9 @@ def test_sessions_are_destroyed_while_others_run_and_nothing_outside_of_them_cha
     assert agent.call("layerstack")["staging_entry_count"] == 0
 
 
-def test_twenty_sessions_on_a_large_base_take_what_each_of_them_wrote(prepared: Callable[[Callable[[str], None]], Agent]) -> None:
+def test_twenty_sessions_on_a_large_base_take_what_each_of_them_wrote(
+    prepared: Callable[[Callable[[str], None]], Agent],
+) -> None:
     def fill(base: str) -> None:
         for n in range(64):
             Path(base, f"node_modules/p{n}").mkdir(parents=True)
@@ -235,15 +297,22 @@ def test_twenty_sessions_on_a_large_base_take_what_each_of_them_wrote(prepared: 
 
     def blocks(folder: str) -> int:
         return 512 * sum(
-            os.lstat(os.path.join(directory, name)).st_blocks for directory, names, files in os.walk(folder) for name in [*names, *files]
+            os.lstat(os.path.join(directory, name)).st_blocks
+            for directory, names, files in os.walk(folder)
+            for name in [*names, *files]
         )
 
     agent = prepared(fill)
     before = blocks(agent.store)
     sessions = [agent.session() for _ in range(20)]
     for n, session in enumerate(sessions):
-        agent.run(f"head -c {(n + 1) * 4096} /dev/urandom > built; cat node_modules/*/index.js | wc -c", session)
-    rows = {row["workspace_session_id"]: row["upper_bytes"] for row in agent.call("list_workspace_sessions")["sessions"]}
+        agent.run(
+            f"head -c {(n + 1) * 4096} /dev/urandom > built; cat node_modules/*/index.js | wc -c", session
+        )
+    rows = {
+        row["workspace_session_id"]: row["upper_bytes"]
+        for row in agent.call("list_workspace_sessions")["sessions"]
+    }
     assert [rows[session] for session in sessions] == [(n + 1) * 4096 for n in range(20)]
     written = sum(rows.values())
     assert written <= blocks(agent.store) - before <= written + 20 * 65536, "of a base of four megabytes"
@@ -252,8 +321,13 @@ def test_twenty_sessions_on_a_large_base_take_what_each_of_them_wrote(prepared: 
 def test_a_secret_in_the_environment_of_a_command_is_nowhere_but_in_its_processes(agent: Agent) -> None:
     secret = f"s3cret-{os.urandom(12).hex()}"
     session = agent.session()
-    command = agent.run('test -n "$SECRET" && echo has it; sleep 1000', session, env=[f"SECRET={secret}"], yield_time_ms=0)
-    while "has it" not in agent.call("read_command_lines", command_session_id=command["command_session_id"])["output"]:
+    command = agent.run(
+        'test -n "$SECRET" && echo has it; sleep 1000', session, env=[f"SECRET={secret}"], yield_time_ms=0
+    )
+    while (
+        "has it"
+        not in agent.call("read_command_lines", command_session_id=command["command_session_id"])["output"]
+    ):
         pass
     holders: set[str] = set()
     for pid in pids():

@@ -1,4 +1,6 @@
-"""file_stat, file_delete and file_move: inside a mount, on a plain directory, and of the head; and content that is no UTF-8 text."""
+"""file_stat, file_delete and file_move: inside a mount, on a plain directory, and of the head; and content
+that is no UTF-8 text.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Tree(Folder):
     def names(self) -> list[str]:
         found: list[str] = []
         for directory, folders, names in os.walk(self.root):
-            found += [os.path.relpath(os.path.join(directory, name), self.root) for name in (*folders, *names)]
+            found += [
+                os.path.relpath(os.path.join(directory, name), self.root) for name in (*folders, *names)
+            ]
         return sorted(found)
 
 
@@ -89,9 +93,15 @@ def test_a_delete_takes_files_links_and_empty_directories_and_more_only_when_tol
     assert tree.refused(lambda: tree.do("delete", path="d")) == ("invalid_request", "directory_not_empty")
     assert tree.do("delete", path="d", recursive=True)["kind"] == "directory"
     assert tree.names() == ["keep"]
-    assert tree.refused(lambda: tree.do("delete", path="d", recursive=True)) == ("not_found", "file_not_found")
+    assert tree.refused(lambda: tree.do("delete", path="d", recursive=True)) == (
+        "not_found",
+        "file_not_found",
+    )
     for path in ("", ".", tree.root):
-        assert tree.refused(lambda path=path: tree.do("delete", path=path, recursive=True))[0] == "invalid_request"  # type: ignore[misc]
+        assert (
+            tree.refused(lambda path=path: tree.do("delete", path=path, recursive=True))[0]
+            == "invalid_request"
+        )  # type: ignore[misc]
 
 
 def test_a_move_keeps_the_inode_and_makes_parents(tree: Tree) -> None:
@@ -99,7 +109,11 @@ def test_a_move_keeps_the_inode_and_makes_parents(tree: Tree) -> None:
     before = os.stat(tree.at("a"))
     assert tree.move("a", "new/deep/b") == {"type": "move", "kind": "file", "from": "a", "to": "new/deep/b"}
     after = os.stat(tree.at("new/deep/b"))
-    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (
+        before.st_ino,
+        before.st_mode,
+        before.st_mtime_ns,
+    )
     assert tree.names() == ["new", "new/deep", "new/deep/b"]
     encoded = base64.b64encode(b"caf\xe9").decode()
     assert tree.move("new/deep/b", "", to_b64=encoded)["to_b64"] == encoded
@@ -116,9 +130,15 @@ def test_a_move_onto_something_follows_rename_and_only_when_told(tree: Tree) -> 
     assert tree.refused(lambda: tree.move("f", "g")) == ("invalid_request", "already_exists")
     assert tree.refused(lambda: tree.move("f", "full", overwrite=True)) == ("invalid_request", "not_a_file")
     assert tree.refused(lambda: tree.move("d", "g", overwrite=True)) == ("invalid_request", "not_a_directory")
-    assert tree.refused(lambda: tree.move("d", "full", overwrite=True)) == ("invalid_request", "directory_not_empty")
+    assert tree.refused(lambda: tree.move("d", "full", overwrite=True)) == (
+        "invalid_request",
+        "directory_not_empty",
+    )
     for target in ("d", "d/inside", "./d"):
-        assert tree.refused(lambda target=target: tree.move("d", target, overwrite=True)) == ("invalid_request", "invalid_path")  # type: ignore[misc]
+        assert tree.refused(lambda target=target: tree.move("d", target, overwrite=True)) == (
+            "invalid_request",
+            "invalid_path",
+        )  # type: ignore[misc]
     assert tree.refused(lambda: tree.move("none", "x/y")) == ("not_found", "file_not_found")
     assert not os.path.exists(tree.at("x"))
     assert tree.refused(lambda: tree.move("f", "link/x")) == ("invalid_request", "not_a_file")
@@ -135,7 +155,9 @@ def test_a_move_of_one_name_of_a_file_onto_another_leaves_one_name(tree: Tree) -
     assert tree.names() == ["b"] and tree.get("b") == b"x"
 
 
-def test_a_directory_that_the_kernel_does_not_rename_is_copied_whole(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_the_kernel_does_not_rename_is_copied_whole(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """EXDEV is what an ordinary user's overlay answers for a directory of a lower layer."""
     tree.put("d/sub/run.sh", b"#!/bin/sh\n", 0o750)
     tree.put("d/one", b"1" * 3_000_000)
@@ -156,18 +178,29 @@ def test_a_directory_that_the_kernel_does_not_rename_is_copied_whole(tree: Tree,
     monkeypatch.setattr(file_changes, "_rename", refuse_old)
     assert tree.refused(lambda: tree.move("d", "new/e")) == ("operation_failed", "copy_needed")
     tree.move("d", "new/e", copy=True)
-    assert tree.names() == sorted(["new", *(f"new/e{rest}" for rest in ("", "/sub", "/sub/run.sh", "/sub/two", "/one", "/link", "/fifo"))])
+    assert tree.names() == sorted(
+        [
+            "new",
+            *(f"new/e{rest}" for rest in ("", "/sub", "/sub/run.sh", "/sub/two", "/one", "/link", "/fifo")),
+        ]
+    )
     for name, before in kept.items():
         after = os.lstat(tree.at("new/e" + name[1:]))
-        assert (after.st_mode, after.st_mtime_ns, after.st_uid) == (before.st_mode, before.st_mtime_ns, before.st_uid), name
+        assert (after.st_mode, after.st_mtime_ns, after.st_uid) == (
+            before.st_mode,
+            before.st_mtime_ns,
+            before.st_uid,
+        ), name
     one, two = os.stat(tree.at("new/e/one")), os.stat(tree.at("new/e/sub/two"))
     assert (one.st_ino, one.st_nlink, one.st_size) == (two.st_ino, 2, 3_000_000)
     assert os.getxattr(tree.at("new/e/sub"), "user.note") == b"kept"
     assert os.readlink(tree.at("new/e/link")) == "../nowhere"
 
 
-def test_an_edit_meets_what_was_written_since_it_read_the_file(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other writer comes between the read and the rename, once in place and once by a rename of its own."""
+def test_an_edit_meets_what_was_written_since_it_read_the_file(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writer comes between the read and the rename, once in place and once by a rename of its own."""  # noqa: E501
     tree.put("f", b"one\ntwo\nthree\n", 0o755)
     apply, writes = text.apply_edits, [b"ONE\ntwo\nthree\n", b"ONE\ntwo\nTHREE!\n"]
 
@@ -200,7 +233,9 @@ def test_an_edit_gives_up_by_name_when_others_never_stop(tree: Tree, monkeypatch
         return apply(raw, *args)
 
     monkeypatch.setattr(text, "apply_edits", meanwhile)
-    refused = tree.refused(lambda: tree.do("edit", path="f", edits=[{"old_string": "two", "new_string": "2"}]))
+    refused = tree.refused(
+        lambda: tree.do("edit", path="f", edits=[{"old_string": "two", "new_string": "2"}])
+    )
     assert refused == ("operation_failed", "file_changed") and count == files.EDIT_ROUNDS
     assert tree.names() == ["f"] and tree.get("f").startswith(b"two\n")
 
@@ -233,9 +268,18 @@ def test_base64_reads_any_window_of_bytes(tree: Tree) -> None:
     for beyond in (769, 2**64 - 1):
         assert tree.do("read", path="bin", encoding="base64", offset=beyond)["bytes_read"] == 0
     assert tree.do("read", path="bin", encoding="base64", limit=262144)["bytes_read"] == 768
-    assert tree.refused(lambda: tree.do("read", path="bin", encoding="base64", limit=262145)) == ("invalid_request", "out_of_bounds")
-    assert tree.refused(lambda: tree.do("read", path="bin", limit=2001)) == ("invalid_request", "out_of_bounds")
-    assert tree.refused(lambda: tree.do("read", path="bin", encoding="utf-16")) == ("invalid_request", "bad_choice")
+    assert tree.refused(lambda: tree.do("read", path="bin", encoding="base64", limit=262145)) == (
+        "invalid_request",
+        "out_of_bounds",
+    )
+    assert tree.refused(lambda: tree.do("read", path="bin", limit=2001)) == (
+        "invalid_request",
+        "out_of_bounds",
+    )
+    assert tree.refused(lambda: tree.do("read", path="bin", encoding="utf-16")) == (
+        "invalid_request",
+        "bad_choice",
+    )
 
 
 def test_latin_1_reads_and_edits_bytewise(tree: Tree) -> None:
@@ -243,17 +287,27 @@ def test_latin_1_reads_and_edits_bytewise(tree: Tree) -> None:
     tree.put("f", raw, 0o750)
     assert tree.refused(lambda: tree.do("read", path="f")) == ("invalid_request", "not_utf8")
     found = tree.do("read", path="f", encoding="latin-1")
-    assert found["content"] == "\xef\xbb\xbfcaf\xe9\nd\xe9j\xe0\nvu\x85\x00" and found["encoding"] == "latin-1"
-    tree.do("edit", path="f", encoding="latin1", edits=[{"old_string": "d\xe9j\xe0\n", "new_string": "\xff\n"}])
+    assert (
+        found["content"] == "\xef\xbb\xbfcaf\xe9\nd\xe9j\xe0\nvu\x85\x00" and found["encoding"] == "latin-1"
+    )
+    tree.do(
+        "edit", path="f", encoding="latin1", edits=[{"old_string": "d\xe9j\xe0\n", "new_string": "\xff\n"}]
+    )
     assert tree.get("f") == b"\xef\xbb\xbfcaf\xe9\r\n\xff\nvu\x85\x00\r\n"
     assert stat.S_IMODE(os.stat(tree.at("f")).st_mode) == 0o750
     for edits, reason in (
         ([{"old_string": "vu", "new_string": "\u20ac"}], "invalid_edits"),
         ([{"old_string": "x", "new_string": "y"}], "edit_not_found"),
     ):
-        assert tree.refused(lambda edits=edits: tree.do("edit", path="f", encoding="latin-1", edits=edits)) == ("invalid_request", reason)  # type: ignore[misc]
+        assert tree.refused(
+            lambda edits=edits: tree.do("edit", path="f", encoding="latin-1", edits=edits)
+        ) == ("invalid_request", reason)  # type: ignore[misc]
     assert (
-        tree.refused(lambda: tree.do("edit", path="f", encoding="base64", edits=[{"old_string": "a", "new_string": "b"}]))[1]
+        tree.refused(
+            lambda: tree.do(
+                "edit", path="f", encoding="base64", edits=[{"old_string": "a", "new_string": "b"}]
+            )
+        )[1]
         == "bad_choice"
     )
 
@@ -284,16 +338,25 @@ def test_the_head_and_a_session_answer_alike(agent: Agent, private: bool) -> Non
         (lambda: move(agent, "run.sh", "crlf.txt/x", **at), "not_a_file"),
         (lambda: agent.call("file_stat", path="none", **at), "file_not_found"),
         (lambda: agent.call("file_write", path="x", content="%", encoding="base64", **at), "invalid_content"),
-        (lambda: agent.call("file_write", path="x", content="\u20ac", encoding="latin-1", **at), "invalid_content"),
+        (
+            lambda: agent.call("file_write", path="x", content="\u20ac", encoding="latin-1", **at),
+            "invalid_content",
+        ),
     ):
         assert refused(call).reason == reason
     before = agent.call("file_stat", path="run.sh", **at)
     assert move(agent, "run.sh", "pkg/run.sh", overwrite=True, **at)["kind"] == "file"
     moved, time = agent.call("file_stat", path="pkg/run.sh", **at), "mtime_unix_ms"
     assert moved == {**before, "path": "pkg/run.sh", time: moved[time]}
-    assert moved[time] == before[time] or (not private and moved[time] > before[time]), "what was made from the file of before is stale"
+    assert moved[time] == before[time] or (not private and moved[time] > before[time]), (
+        "what was made from the file of before is stale"
+    )
     assert move(agent, "src", "lib/src", **at)["kind"] == "directory"
-    assert agent.call("file_delete", path="pkg", recursive=True, **at) == {"type": "delete", "path": "pkg", "kind": "directory"}
+    assert agent.call("file_delete", path="pkg", recursive=True, **at) == {
+        "type": "delete",
+        "path": "pkg",
+        "kind": "directory",
+    }
     agent.call("file_write", path="bin", content=base64.b64encode(BINARY).decode(), encoding="base64", **at)
     assert base64.b64decode(agent.call("file_read", path="bin", encoding="base64", **at)["content"]) == BINARY
     names = [entry["name"] for entry in agent.call("file_list", path="", **at)["entries"]]
@@ -304,12 +367,18 @@ def test_the_head_and_a_session_answer_alike(agent: Agent, private: bool) -> Non
 
 @pytest.mark.needs("overlay")
 def test_each_change_of_the_head_is_one_layer_of_its_request(agent: Agent) -> None:
-    agent.run("mkdir -p d/sub; echo 1 > d/one; ln d/one d/sub/two; echo 3 > d/three; chmod 750 d/sub; ln -s one d/link")
+    agent.run(
+        "mkdir -p d/sub; echo 1 > d/one; ln d/one d/sub/two; echo 3 > d/three; chmod 750 d/sub; ln -s "
+        "one d/link"
+    )
     agent.run("rm d/three; echo up > d/upper")
     version = agent.version()
     move(agent, "d", "deep/e", request_id="r-move", agent="alice")
     assert agent.version() == version + 1
-    found = agent.run("find deep -printf '%p %y %m %l\\n' | sort; ls -d d 2>/dev/null; test deep/e/one -ef deep/e/sub/two && echo same")
+    found = agent.run(
+        "find deep -printf '%p %y %m %l\\n' | sort; ls -d d 2>/dev/null; test deep/e/one -ef deep/e/sub/two "
+        "&& echo same"
+    )
     lines = str(found["output"]).split("\n")
     assert [line.split(" ")[0] for line in lines[:-1]] == [
         "deep",
@@ -321,7 +390,9 @@ def test_each_change_of_the_head_is_one_layer_of_its_request(agent: Agent) -> No
         "deep/e/upper",
     ]
     assert "deep/e/sub d 750 " in lines and "deep/e/link l 777 one" in lines and lines[-1] == "same"
-    assert agent.call("file_blame", path="deep/e/upper")["ranges"] == [{"start_line": 1, "line_count": 1, "owner": "operation:r-move"}]
+    assert agent.call("file_blame", path="deep/e/upper")["ranges"] == [
+        {"start_line": 1, "line_count": 1, "owner": "operation:r-move"}
+    ]
     newest = agent.call("list_versions", limit=1)["versions"][0]
     assert (newest["owner"], newest["agent"]) == ("operation:r-move", "alice")
     agent.call("file_delete", request_id="r-delete", path="deep", recursive=True)
@@ -336,11 +407,15 @@ def test_each_change_of_the_head_is_one_layer_of_its_request(agent: Agent) -> No
 
 @pytest.mark.needs("overlay")
 def test_moved_directories_of_the_base_and_of_layers_merge_and_hide_as_before(agent: Agent) -> None:
-    """Into the place of a deleted directory, out of one that was made again, and back: the head and a mount of it agree each time."""
+    """Into the place of a deleted directory, out of one that was made again, and back: the head and a mount
+    of it agree each time.
+    """
 
     def both() -> tuple[list[str], list[str]]:
         session = agent.session()
-        mounted = agent.run("find . -mindepth 1 -printf '%P\\n' | LC_ALL=C sort", session)["output"].split("\n")
+        mounted = agent.run("find . -mindepth 1 -printf '%P\\n' | LC_ALL=C sort", session)["output"].split(
+            "\n"
+        )
         agent.call("destroy_workspace_session", workspace_session_id=session)
         seen: list[str] = []
 
@@ -355,7 +430,13 @@ def test_moved_directories_of_the_base_and_of_layers_merge_and_hide_as_before(ag
         return sorted(seen), sorted(mounted)
 
     agent.run("mkdir other; echo o > other/o; rm -r src; mkdir src; echo again > src/again")
-    for source, target in (("src", "moved"), ("other", "src"), ("moved", "src/in"), ("src/in", "moved"), ("src", "other")):
+    for source, target in (
+        ("src", "moved"),
+        ("other", "src"),
+        ("moved", "src/in"),
+        ("src/in", "moved"),
+        ("src", "other"),
+    ):
         move(agent, source, target)
         seen, mounted = both()
         assert seen == mounted and not any("app.py" in path for path in seen), (source, target, seen)
@@ -376,24 +457,33 @@ def test_a_session_that_changed_what_the_head_deleted_or_moved_is_told_at_its_pu
 
 
 @pytest.mark.needs("overlay", "userns")
-def test_a_directory_of_the_base_moves_in_an_ordinary_users_session(start_agent: Callable[..., Agent]) -> None:
+def test_a_directory_of_the_base_moves_in_an_ordinary_users_session(
+    start_agent: Callable[..., Agent],
+) -> None:
     from tests.in_namespace import ORDINARY_UID
 
     agent = start_agent(uid=ORDINARY_UID)
     session = agent.session()
     move(agent, "src", "lib/src", workspace_session_id=session)
     assert agent.read("lib/src/app.py", workspace_session_id=session).startswith("one\n")
-    assert refused(lambda: agent.call("file_stat", path="src", workspace_session_id=session)).kind == "not_found"
+    assert (
+        refused(lambda: agent.call("file_stat", path="src", workspace_session_id=session)).kind == "not_found"
+    )
     agent.call("publish_workspace_session", workspace_session_id=session)
     assert [e["name"] for e in agent.call("file_list", path="lib/src")["entries"]] == ["app.py"]
     for at in ({}, {"workspace_session_id": agent.session()}):
         found = agent.call("file_search", pattern="f(i|ou)", regex=True, **at)["matches"]
-        assert [(match["path"], match["text"]) for match in found] == [("lib/src/app.py", "four"), ("lib/src/app.py", "five")]
+        assert [(match["path"], match["text"]) for match in found] == [
+            ("lib/src/app.py", "four"),
+            ("lib/src/app.py", "five"),
+        ]
 
 
 @pytest.mark.needs("overlay")
 def test_any_order_of_changes_leaves_the_head_and_a_session_alike(agent: Agent) -> None:
-    """The kernel's own rename(2) and unlink(2) on an overlay mount, beside layers that are written without one."""
+    """The kernel's own rename(2) and unlink(2) on an overlay mount, beside layers that are written without
+    one.
+    """
     chance = random.Random(4)
     names = ["a", "b", "src", "README.md", "run.sh", "a/b", "src/app.py", "src/a", "a/b/src", "b/a"]
     session = agent.session()
@@ -403,7 +493,11 @@ def test_any_order_of_changes_leaves_the_head_and_a_session_alike(agent: Agent) 
             answer = agent.call(op, **args, **where)
         except Failed as error:
             return error.kind, error.reason, error.details.get("path"), error.details.get("kind")
-        return tuple(sorted((key, str(value)) for key, value in answer.items() if key not in ("mtime_unix_ms", "links")))
+        return tuple(
+            sorted(
+                (key, str(value)) for key, value in answer.items() if key not in ("mtime_unix_ms", "links")
+            )
+        )
 
     def tree(**where: Any) -> list[tuple[str, str, str, Any]]:
         found: list[tuple[str, str, str, Any]] = []
@@ -422,7 +516,18 @@ def test_any_order_of_changes_leaves_the_head_and_a_session_alike(agent: Agent) 
     refused_by: set[str] = set()
     done = 0
     for n in range(200):
-        op = chance.choice(["file_write", "file_move", "file_move", "file_move", "file_delete", "file_stat", "file_read", "file_list"])
+        op = chance.choice(
+            [
+                "file_write",
+                "file_move",
+                "file_move",
+                "file_move",
+                "file_delete",
+                "file_stat",
+                "file_read",
+                "file_list",
+            ]
+        )
         args: dict[str, Any]
         if op == "file_write":
             args = {"path": chance.choice(names), "content": f"{n}\n"}
@@ -431,7 +536,11 @@ def test_any_order_of_changes_leaves_the_head_and_a_session_alike(agent: Agent) 
         elif op != "file_move":
             args = {"path": chance.choice(names)}
         else:
-            args = {"from": chance.choice(names), "to": chance.choice(names), "overwrite": chance.random() < 0.5}
+            args = {
+                "from": chance.choice(names),
+                "to": chance.choice(names),
+                "overwrite": chance.random() < 0.5,
+            }
         head, private = outcome(op, args), outcome(op, args, workspace_session_id=session)
         assert head == private, (n, op, args)
         if head[0] in ("invalid_request", "not_found"):
@@ -440,13 +549,22 @@ def test_any_order_of_changes_leaves_the_head_and_a_session_alike(agent: Agent) 
             done += 1
         if n % 40 == 39:
             assert tree() == tree(workspace_session_id=session), n
-    assert done > 30 and refused_by >= {"already_exists", "directory_not_empty", "file_not_found", "invalid_path", "not_a_file"}
+    assert done > 30 and refused_by >= {
+        "already_exists",
+        "directory_not_empty",
+        "file_not_found",
+        "invalid_path",
+        "not_a_file",
+    }
 
 
 @pytest.mark.needs("overlay")
 @pytest.mark.parametrize("private", [False, True])
 def test_a_listing_goes_on_from_its_cursor_and_a_blame_from_a_line(agent: Agent, private: bool) -> None:
-    agent.run("mkdir many; cd many; touch $(seq 1 25); touch \"$(printf 'caf\\351')\"; echo x > '+/=' 2>/dev/null; echo x > ' a'")
+    agent.run(
+        "mkdir many; cd many; touch $(seq 1 25); touch \"$(printf 'caf\\351')\"; echo x > '+/=' "
+        "2>/dev/null; echo x > ' a'"
+    )
     at: dict[str, Any] = {"workspace_session_id": agent.session()} if private else {}
     whole = agent.call("file_list", path="many", **at)["entries"]
     seen: list[Any] = []
@@ -459,9 +577,20 @@ def test_a_listing_goes_on_from_its_cursor_and_a_blame_from_a_line(agent: Agent,
             break
         more = {"cursor": page["next"]}
     assert seen == whole and len(seen) == 27
-    assert refused(lambda: agent.call("file_list", path="many", cursor="\u00e9", **at)).reason == "invalid_cursor"
-    agent.call("file_edit", request_id="r", path="src/app.py", edits=[{"old_string": "three", "new_string": "3"}])
+    assert (
+        refused(lambda: agent.call("file_list", path="many", cursor="\u00e9", **at)).reason
+        == "invalid_cursor"
+    )
+    agent.call(
+        "file_edit", request_id="r", path="src/app.py", edits=[{"old_string": "three", "new_string": "3"}]
+    )
     ranges = [(1, 2, "original"), (3, 1, "operation:r"), (4, 4, "original")]
-    for offset, expected in ((1, ranges), (2, [(2, 1, "original"), *ranges[1:]]), (3, ranges[1:]), (7, [(7, 1, "original")]), (8, [])):
+    for offset, expected in (
+        (1, ranges),
+        (2, [(2, 1, "original"), *ranges[1:]]),
+        (3, ranges[1:]),
+        (7, [(7, 1, "original")]),
+        (8, []),
+    ):
         found = agent.call("file_blame", path="src/app.py", offset=offset)["ranges"]
         assert [(part["start_line"], part["line_count"], part["owner"]) for part in found] == expected

@@ -190,7 +190,11 @@ def test_a_page_is_bounded_in_bytes_and_a_long_line_is_cut_around_its_match(tree
     assert len(tree.lines("needle")) == 301
     (match,) = tree.search("needle", path="min.js")["matches"]
     assert match["cut"] is True and match["column"] == 100_001 and len(match["text"]) < 300
-    assert match["text"].startswith("\u2026xxx") and "needle" in match["text"] and match["text"].endswith(" more characters]")
+    assert (
+        match["text"].startswith("\u2026xxx")
+        and "needle" in match["text"]
+        and match["text"].endswith(" more characters]")
+    )
 
 
 def test_a_match_in_a_file_of_many_blocks_has_its_line(tree: Tree) -> None:
@@ -214,22 +218,37 @@ def test_a_cursor_goes_on_in_a_tree_that_changed_and_a_foreign_one_is_refused(tr
 
 
 @pytest.mark.parametrize("glob", ["[", "src/[a", "*.{py,[}", "!["])
-def test_a_glob_that_can_match_nothing_is_an_error_that_names_it_and_not_an_empty_answer(tree: Tree, glob: str) -> None:
+def test_a_glob_that_can_match_nothing_is_an_error_that_names_it_and_not_an_empty_answer(
+    tree: Tree, glob: str
+) -> None:
     error = tree.refused("x", glob=glob)
-    assert (error["kind"], error["details"]["argument"], error["details"]["reason"]) == ("invalid_request", "glob", "invalid_pattern")
+    assert (error["kind"], error["details"]["argument"], error["details"]["reason"]) == (
+        "invalid_request",
+        "glob",
+        "invalid_pattern",
+    )
     assert error["details"]["value"] == glob and repr(glob) in error["message"]
     assert tree.search("x", glob=r"\[")["matches"] == []
 
 
 @pytest.mark.parametrize(
-    ("pattern", "regex"), [("", False), ("a\nb", False), ("(", True), ("a" * 9000, False), ("*", True), ("\ud800", False)]
+    ("pattern", "regex"),
+    [("", False), ("a\nb", False), ("(", True), ("a" * 9000, False), ("*", True), ("\ud800", False)],
 )
-def test_a_pattern_that_cannot_be_looked_for_is_refused_by_name(tree: Tree, pattern: str, regex: bool) -> None:
+def test_a_pattern_that_cannot_be_looked_for_is_refused_by_name(
+    tree: Tree, pattern: str, regex: bool
+) -> None:
     error = tree.refused(pattern, regex=regex)
-    assert (error["kind"], error["details"]["argument"], error["details"]["reason"]) == ("invalid_request", "pattern", "invalid_pattern")
+    assert (error["kind"], error["details"]["argument"], error["details"]["reason"]) == (
+        "invalid_request",
+        "pattern",
+        "invalid_pattern",
+    )
 
 
-def test_an_expression_without_end_is_an_error_that_names_the_line_and_what_was_found_before_is_kept(tree: Tree) -> None:
+def test_an_expression_without_end_is_an_error_that_names_the_line_and_what_was_found_before_is_kept(
+    tree: Tree,
+) -> None:
     tree.put("a", "aaab\n")
     tree.put("b", "ok\nok\n" + "a" * 40 + "c\n")
     first = tree.search("(a+)+b|ok", regex=True, limit_s=0.3)
@@ -252,7 +271,11 @@ def test_a_search_that_has_to_be_killed_answers_with_what_it_had_told(tree: Tree
     """`re` takes a run over a whole line for one step, and looks for no signal in it."""
     tree.put("long", "ab" * 2_000_000 + "\n")
     error = tree.refused("(?:a|b)*c", regex=True, limit_s=0.2, kill_s=0.4)
-    assert (error["details"]["reason"], error["details"]["path"], error["details"]["line"]) == ("search_too_slow", "long", 1)
+    assert (error["details"]["reason"], error["details"]["path"], error["details"]["line"]) == (
+        "search_too_slow",
+        "long",
+        1,
+    )
     tree.put("a", "abc\n")
     page = tree.search("(?:a|b)*c", regex=True, limit_s=0.2, kill_s=0.4)
     assert [match["path"] for match in page["matches"]] == ["a"]
@@ -276,7 +299,9 @@ def test_a_child_that_does_not_come_to_its_end_is_killed_and_one_that_was_killed
 # In a sandbox
 
 BESIDE_THE_RUNNER = "until [ $(cat /proc/[0-9]*/comm | grep -c ^python) -gt 1 ]; do :; done"
-"""Until two processes of the session are the agent's: what serves its files (Python's pid 1, or the helper beside the native one), and a search under way."""
+"""Until two processes of the session are the agent's: what serves its files (Python's pid 1, or the helper
+beside the native one), and a search under way.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -297,8 +322,14 @@ def test_the_head_and_a_session_are_searched_alike_and_apart(searched: tuple[Age
     agent, session = searched
     before = agent.version()
     assert found(agent.call("file_search", pattern="needle")) == []
-    assert found(agent.call("file_search", pattern="t[wh]", regex=True)) == [("src/app.py", 2), ("src/app.py", 3)]
-    assert found(agent.call("file_search", pattern="needle", workspace_session_id=session)) == [("new/f", 1), ("src/app.py", 8)]
+    assert found(agent.call("file_search", pattern="t[wh]", regex=True)) == [
+        ("src/app.py", 2),
+        ("src/app.py", 3),
+    ]
+    assert found(agent.call("file_search", pattern="needle", workspace_session_id=session)) == [
+        ("new/f", 1),
+        ("src/app.py", 8),
+    ]
     assert (agent.version(), len(agent.call("list_workspace_sessions")["sessions"])) == (before, 1)
     with pytest.raises(Failed) as caught:
         agent.call("file_search", pattern="x", workspace_session_id="none")
@@ -307,9 +338,13 @@ def test_the_head_and_a_session_are_searched_alike_and_apart(searched: tuple[Age
 
 @pytest.mark.needs("overlay")
 def test_a_search_holds_up_neither_commands_nor_files_of_its_session(searched: tuple[Agent, str]) -> None:
-    """A FIFO in the place of a directory would be the simplest brake; a search opens none. So it runs beside a loop of commands."""
+    """A FIFO in the place of a directory would be the simplest brake; a search opens none. So it runs beside
+    a loop of commands.
+    """
     agent, session = searched
-    agent.run("seq 1 60000 > new/numbers; for i in 1 2; do cat new/numbers new/numbers > new/n$i; done", session)
+    agent.run(
+        "seq 1 60000 > new/numbers; for i in 1 2; do cat new/numbers new/numbers > new/n$i; done", session
+    )
     connection = agent.connect()
     try:
         line = agent.line("file_search", pattern="(?:[0-9]+)+x", regex=True, workspace_session_id=session)
@@ -336,7 +371,9 @@ def test_a_search_that_starts_beside_a_command_is_none_of_its_processes(searched
         args = {"pattern": "(a+)+b", "regex": True, "path": "new/line", "workspace_session_id": session}
         connection.socket.sendall(agent.line("file_search", **args))
         assert agent.run(BESIDE_THE_RUNNER, session, tty=False)["status"] == "ok"
-        ended = agent.call("write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=20_000)
+        ended = agent.call(
+            "write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=20_000
+        )
         assert (ended["status"], ended["exit_code"]) == ("error", 7) and "left_behind" not in ended
         assert not select.select([connection.socket], [], [], 0)[0]  # it still looks
     finally:
@@ -349,7 +386,9 @@ def test_a_search_whose_session_ends_meanwhile_says_what_became_of_it(shared_age
     shared_agent.run("printf %040d 0 | tr 0 a > line", session)
     connection = shared_agent.connect()
     try:
-        connection.socket.sendall(shared_agent.line("file_search", pattern="(a+)+b", regex=True, workspace_session_id=session))
+        connection.socket.sendall(
+            shared_agent.line("file_search", pattern="(a+)+b", regex=True, workspace_session_id=session)
+        )
         assert shared_agent.run(BESIDE_THE_RUNNER, session, tty=False)["status"] == "ok"
         shared_agent.call("destroy_workspace_session", workspace_session_id=session)
         error = json.loads(connection.file.readline())["error"]
@@ -370,7 +409,11 @@ def test_searches_of_one_session_at_once_have_a_limit_that_the_refusal_names(sha
         (first, *_), _, _ = select.select([connection.socket for connection in connections], [], [])
         refused = next(connection for connection in connections if connection.socket is first)
         error = json.loads(refused.file.readline())["error"]
-        assert (error["kind"], error["details"]["limit"], error["details"]["retryable"]) == ("server_busy", MAX_WORKERS, True)
+        assert (error["kind"], error["details"]["limit"], error["details"]["retryable"]) == (
+            "server_busy",
+            MAX_WORKERS,
+            True,
+        )
         assert shared_agent.run("echo others go on", session)["output"] == "others go on"
         shared_agent.call("destroy_workspace_session", workspace_session_id=session)
     finally:

@@ -64,7 +64,9 @@ def test_a_name_that_is_no_utf8_is_reached_by_its_bytes(tree: Tree) -> None:
     raw = b"caf\xe9.txt"
     encoded = base64.b64encode(raw).decode()
     assert tree.do("write", b"x\n", path="", path_b64=encoded)["path_b64"] == encoded
-    assert tree.do("list", path="")["entries"] == [{"name": "caf\ufffd.txt", "kind": "file", "size": 2, "path_b64": encoded}]
+    assert tree.do("list", path="")["entries"] == [
+        {"name": "caf\ufffd.txt", "kind": "file", "size": 2, "path_b64": encoded}
+    ]
     assert tree.do("read", path="", path_b64=encoded)["content"] == "x"
 
 
@@ -72,7 +74,11 @@ def test_a_missing_file_is_not_found(tree: Tree) -> None:
     for path in ("nope", "no/such/dir"):
         for name in ("read", "edit"):
             error = tree.refused(name, path=path, edits=[{"old_string": "a", "new_string": "b"}])
-            assert (error.kind, error.details["path"], error.message) == ("not_found", path, f"file not found: {path}")
+            assert (error.kind, error.details["path"], error.message) == (
+                "not_found",
+                path,
+                f"file not found: {path}",
+            )
 
 
 def test_nothing_but_a_regular_file_is_read_or_replaced(tree: Tree) -> None:
@@ -81,7 +87,12 @@ def test_nothing_but_a_regular_file_is_read_or_replaced(tree: Tree) -> None:
     os.symlink("dir/inner", tree.at("link"))
     os.symlink("dir", tree.at("dirlink"))
     os.mkfifo(tree.at("pipe"))
-    for path, kind in (("dir", "Directory"), ("link", "Symlink"), ("pipe", "Other"), ("dirlink/inner", "Symlink")):
+    for path, kind in (
+        ("dir", "Directory"),
+        ("link", "Symlink"),
+        ("pipe", "Other"),
+        ("dirlink/inner", "Symlink"),
+    ):
         for name in ("read", "write", "edit"):
             error = tree.refused(name, b"x", path=path, edits=[{"old_string": "a", "new_string": "b"}])
             assert error.kind == "invalid_request"
@@ -92,15 +103,25 @@ def test_nothing_but_a_regular_file_is_read_or_replaced(tree: Tree) -> None:
 
 
 def test_a_write_creates_parents_and_leaves_no_passing_name(tree: Tree) -> None:
-    assert tree.do("write", b"one", path="a/b/c.txt") == {"type": "create", "path": "a/b/c.txt", "bytes_written": 3}
+    assert tree.do("write", b"one", path="a/b/c.txt") == {
+        "type": "create",
+        "path": "a/b/c.txt",
+        "bytes_written": 3,
+    }
     assert stat.S_IMODE(os.stat(tree.at("a/b")).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(tree.at("a/b/c.txt")).st_mode) == 0o644
-    assert tree.do("write", b"two!", path="a/b/c.txt") == {"type": "update", "path": "a/b/c.txt", "bytes_written": 4}
+    assert tree.do("write", b"two!", path="a/b/c.txt") == {
+        "type": "update",
+        "path": "a/b/c.txt",
+        "bytes_written": 4,
+    }
     assert tree.get("a/b/c.txt") == b"two!"
     assert os.listdir(tree.at("a/b")) == ["c.txt"]
 
 
-def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_from_a_file_that_somebody_wrote(tree: Tree) -> None:
+def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_from_a_file_that_somebody_wrote(
+    tree: Tree,
+) -> None:
     """The child dies at the rename: sealing leaves out what it leaves."""
     tree.put("f", b"old", 0o640)
 
@@ -115,7 +136,9 @@ def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_fr
         in_namespace.call(None, write)
     assert died.value.signal == signal.SIGKILL
     (left,) = [name for name in os.listdir(tree.root) if name != "f"]
-    assert tempnames.is_file(left, os.stat(tree.at(left)).st_mtime_ns) and not tempnames.is_file(left, os.stat(tree.at("f")).st_mtime_ns)
+    assert tempnames.is_file(left, os.stat(tree.at(left)).st_mtime_ns) and not tempnames.is_file(
+        left, os.stat(tree.at("f")).st_mtime_ns
+    )
     assert tree.get("f") == b"old" and tree.get(left) == b"new"
 
 
@@ -156,12 +179,16 @@ def test_a_bad_edit_leaves_the_file_untouched(tree: Tree) -> None:
 
 def test_an_edit_of_4_mib_works_and_more_is_too_large(tree: Tree) -> None:
     tree.put("f", b"a" * (4 << 20))
-    error = tree.refused("edit", path="f", edits=[{"old_string": "a" * (4 << 20), "new_string": "b" * ((4 << 20) + 1)}])
+    error = tree.refused(
+        "edit", path="f", edits=[{"old_string": "a" * (4 << 20), "new_string": "b" * ((4 << 20) + 1)}]
+    )
     assert "too large" in error.message
     tree.do("edit", path="f", edits=[{"old_string": "a", "new_string": "b", "replace_all": True}])
     assert tree.get("f") == b"b" * (4 << 20)
     tree.put("f", b"a" * ((4 << 20) + 1))
-    assert "too large" in tree.refused("edit", path="f", edits=[{"old_string": "a", "new_string": "b"}]).message
+    assert (
+        "too large" in tree.refused("edit", path="f", edits=[{"old_string": "a", "new_string": "b"}]).message
+    )
 
 
 def test_a_listing_is_one_level_by_name_bytes_and_cut_after_sorting(tree: Tree) -> None:

@@ -33,13 +33,19 @@ def test_a_read_answers_the_contracts_object(shared_agent: Agent) -> None:
     }
     assert shared_agent.read("crlf.txt") == "a\nb\nc"
     for limit in (0, 2001):
-        assert refused(lambda limit=limit: shared_agent.read("README.md", limit=limit)).kind == "invalid_request"  # type: ignore[misc]
+        assert (
+            refused(lambda limit=limit: shared_agent.read("README.md", limit=limit)).kind == "invalid_request"
+        )  # type: ignore[misc]
 
 
 def test_what_is_not_there_or_no_regular_file_is_told_apart(agent: Agent) -> None:
     agent.run("ln -s src/app.py link; ln -s src dirlink; mkdir empty")
     missing = refused(lambda: agent.read("none/such"))
-    assert (missing.kind, missing.details["path"], missing.reason) == ("not_found", "none/such", "file_not_found")
+    assert (missing.kind, missing.details["path"], missing.reason) == (
+        "not_found",
+        "none/such",
+        "file_not_found",
+    )
     for path in ("src", "link", "dirlink/app.py", "empty"):
         for op, args in (
             ("file_read", {}),
@@ -49,7 +55,9 @@ def test_what_is_not_there_or_no_regular_file_is_told_apart(agent: Agent) -> Non
             error = refused(lambda op=op, path=path, args=args: agent.call(op, path=path, **args))  # type: ignore[misc]
             assert error.kind == "invalid_request" and "not a regular file" in error.message, (op, path)
     assert refused(lambda: agent.read("link")).details["target"] == "src/app.py"
-    assert refused(lambda: agent.call("file_write", path="dirlink/new", content="")).details["target"] == "src"
+    assert (
+        refused(lambda: agent.call("file_write", path="dirlink/new", content="")).details["target"] == "src"
+    )
     for path in ("/etc/passwd", "a/../b", "", "a\0b"):
         assert refused(lambda path=path: agent.read(path)).kind == "invalid_request"  # type: ignore[misc]
     assert refused(lambda: agent.call("file_list", path="README.md")).kind == "invalid_request"
@@ -59,7 +67,11 @@ def test_what_is_not_there_or_no_regular_file_is_told_apart(agent: Agent) -> Non
 
 
 def test_a_write_publishes_one_layer_and_the_same_bytes_again_none(agent: Agent) -> None:
-    assert agent.call("file_write", path="d/e/new", content="x\n") == {"type": "create", "path": "d/e/new", "bytes_written": 2}
+    assert agent.call("file_write", path="d/e/new", content="x\n") == {
+        "type": "create",
+        "path": "d/e/new",
+        "bytes_written": 2,
+    }
     assert agent.version() == 2
     assert agent.call("file_write", path="d/e/new", content="x\n")["type"] == "update"
     assert agent.version() == 2
@@ -80,7 +92,9 @@ def test_twenty_edits_of_one_file_at_once_all_survive(agent: Agent) -> None:
     agent.call("file_write", path="many", content="".join(f"line {n} .\n" for n in range(20)))
 
     def one(n: int) -> None:
-        agent.call("file_edit", path="many", edits=[{"old_string": f"line {n} .", "new_string": f"line {n} done"}])
+        agent.call(
+            "file_edit", path="many", edits=[{"old_string": f"line {n} .", "new_string": f"line {n} done"}]
+        )
 
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         list(pool.map(one, range(20)))
@@ -89,10 +103,20 @@ def test_twenty_edits_of_one_file_at_once_all_survive(agent: Agent) -> None:
 
 
 def test_a_bad_edit_changes_nothing(agent: Agent) -> None:
-    error = refused(lambda: agent.call("file_edit", path="README.md", edits=[{"old_string": "nope", "new_string": ""}]))
+    error = refused(
+        lambda: agent.call("file_edit", path="README.md", edits=[{"old_string": "nope", "new_string": ""}])
+    )
     assert error.kind == "invalid_request" and "not found" in error.message
-    assert refused(lambda: agent.call("file_edit", path="none", edits=[{"old_string": "a", "new_string": "b"}])).kind == "not_found"
-    assert refused(lambda: agent.call("file_edit", path="README.md", edits=[])).message == "edits must not be empty"
+    assert (
+        refused(
+            lambda: agent.call("file_edit", path="none", edits=[{"old_string": "a", "new_string": "b"}])
+        ).kind
+        == "not_found"
+    )
+    assert (
+        refused(lambda: agent.call("file_edit", path="README.md", edits=[])).message
+        == "edits must not be empty"
+    )
     assert agent.version() == 1
 
 
@@ -159,7 +183,9 @@ def test_the_export_stream_is_the_folded_delta_under_a_lease(agent: Agent) -> No
     assert agent.call("layerstack")["active_lease_count"] == 0
 
 
-def test_a_large_file_goes_from_its_layer_to_the_connection_with_the_digest_of_its_index(agent: Agent) -> None:
+def test_a_large_file_goes_from_its_layer_to_the_connection_with_the_digest_of_its_index(
+    agent: Agent,
+) -> None:
     digest = str(agent.run("head -c 20000003 /dev/urandom > big; sha256sum < big")["output"]).split()[0]
     connection = agent.connect()
     connection.socket.sendall(agent.line("export_stream", digests=True))
@@ -168,12 +194,19 @@ def test_a_large_file_goes_from_its_layer_to_the_connection_with_the_digest_of_i
     while size := struct.unpack(">I", connection.file.read(4))[0]:
         tar += connection.file.read(size)
     trailer = json.loads(connection.file.readline())
-    assert connection.file.read() == b"" and trailer["content_bytes"] == 20_000_003 and trailer["tar_bytes"] == len(tar)
+    assert (
+        connection.file.read() == b""
+        and trailer["content_bytes"] == 20_000_003
+        and trailer["tar_bytes"] == len(tar)
+    )
     connection.close()
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         member = archive.getmember("big")
         big = archive.extractfile(member)
-        assert big is not None and hashlib.sha256(big.read()).hexdigest() == digest == member.pax_headers["EOS.sha256"]
+        assert (
+            big is not None
+            and hashlib.sha256(big.read()).hexdigest() == digest == member.pax_headers["EOS.sha256"]
+        )
     assert agent.call("layerstack")["active_lease_count"] == 0
 
 

@@ -40,7 +40,9 @@ def test_a_check_in_pages_looks_at_everything_once(agent: Agent) -> None:
     found = agent.call("fsck")["damage"]
     assert [damage["file"] for damage in found] == [f"layers/{layers[0]}/f0", f"layers/{layers[0]}"]
     assert agent.call("fsck", cursor=f"layer {layers[0]}")["damage"] == [], "it goes on after the cursor"
-    assert agent.call("fsck", base=True)["damage"][0]["file"] == "base/B000001-base", "the base of these tests has no true hash"
+    assert agent.call("fsck", base=True)["damage"][0]["file"] == "base/B000001-base", (
+        "the base of these tests has no true hash"
+    )
 
 
 def test_a_name_that_is_no_text_is_told_with_its_bytes() -> None:
@@ -72,10 +74,17 @@ def test_work_whose_document_is_damaged_is_shown_and_keeps_nobody_else_out(agent
     assert len(rows) == 2 and rows[kept]["reason"] == "damaged" and "JSON" in rows[kept]["why"], rows
     assert refused(lambda: agent.session(draft_id=kept)).reason == "store_corrupt"
     lost = refused(lambda: agent.call("file_read", path="third", workspace_session_id=live))
-    assert lost.reason == "session_lost" and lost.details["draft_pending"] is True and "session.json" in lost.message
+    assert (
+        lost.reason == "session_lost"
+        and lost.details["draft_pending"] is True
+        and "session.json" in lost.message
+    )
     (warning,) = agent.call("snapshot")["warnings"]
     assert f"drafts/{kept}/draft.json" in warning and f"sessions/{live}/session.json" in warning
-    assert {damage["file"] for damage in agent.call("fsck")["damage"]} == {f"drafts/{kept}/draft.json", f"sessions/{live}/session.json"}
+    assert {damage["file"] for damage in agent.call("fsck")["damage"]} == {
+        f"drafts/{kept}/draft.json",
+        f"sessions/{live}/session.json",
+    }
     assert len([line for line in agent.log if re.search(r'"event": "set_apart"', line)]) == 2
     assert agent.call("file_read", path="README.md")["content"] == "theirs"
     assert agent.call("discard_draft", draft_id=kept)["discarded"] is True
@@ -84,7 +93,9 @@ def test_work_whose_document_is_damaged_is_shown_and_keeps_nobody_else_out(agent
         assert file.read() == "third\n"
 
 
-def test_a_session_that_is_set_apart_is_given_up_by_its_destruction_and_layers_are_folded_again(agent: Agent) -> None:
+def test_a_session_that_is_set_apart_is_given_up_by_its_destruction_and_layers_are_folded_again(
+    agent: Agent,
+) -> None:
     session = agent.session()
     agent.run("echo third > third", session)
     for name in ("a", "b", "c"):
@@ -103,14 +114,25 @@ def test_a_session_that_is_set_apart_is_given_up_by_its_destruction_and_layers_a
         return blocks
 
     assert squashed() == []
-    careful = refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=session, if_clean=True))
-    assert careful.reason == "session_lost" and "destroy_workspace_session deletes the work" in careful.details["hint"]
+    careful = refused(
+        lambda: agent.call("destroy_workspace_session", workspace_session_id=session, if_clean=True)
+    )
     assert (
-        refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=f"../sessions/{session}")).reason
+        careful.reason == "session_lost"
+        and "destroy_workspace_session deletes the work" in careful.details["hint"]
+    )
+    assert (
+        refused(
+            lambda: agent.call("destroy_workspace_session", workspace_session_id=f"../sessions/{session}")
+        ).reason
         == "session_not_found"
     )
     gone = agent.call("destroy_workspace_session", workspace_session_id=session)
-    assert (gone["destroyed"], gone["evicted_upperdir_bytes"], gone["discarded"]["paths"]) == (True, 6, ["third"])
+    assert (gone["destroyed"], gone["evicted_upperdir_bytes"], gone["discarded"]["paths"]) == (
+        True,
+        6,
+        ["third"],
+    )
     assert not os.path.exists(f"{agent.store}/sessions/{session}") and agent.call("fsck")["damage"] == []
     again = refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=session))
     assert again.reason == "session_not_found"

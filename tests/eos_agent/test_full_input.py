@@ -37,7 +37,14 @@ def test_a_write_that_waits_for_room_is_refused_once_the_command_has_ended(init:
         session = cast("Any", SimpleNamespace(id=live.name, init=live.init))
         command = Command("c1", session, SCRIPT, "r", f"{box.top}/private/c1", split=False, max_bytes=1 << 20)
         spawned = await live.init.spawn(
-            "c1", argv=["/bin/sh", "-c", SCRIPT], env={"PATH": PATH}, cwd="", tty=False, split=False, stdin=True, on_event=command.on_event
+            "c1",
+            argv=["/bin/sh", "-c", SCRIPT],
+            env={"PATH": PATH},
+            cwd="",
+            tty=False,
+            split=False,
+            stdin=True,
+            on_event=command.on_event,
         )
         command.attach(dict(spawned.fds))
         async with asyncio.timeout(WAIT_S):

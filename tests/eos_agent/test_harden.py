@@ -26,7 +26,9 @@ SOCKET = {"x86_64": 41, "aarch64": 198}
 SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 
 
-def run(machine: str, number: int, *arguments: int, arch: int | None = None, raw_sockets: bool = False) -> int:
+def run(
+    machine: str, number: int, *arguments: int, arch: int | None = None, raw_sockets: bool = False
+) -> int:
     """What the kernel would do with this call: a classic BPF machine over struct seccomp_data."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *padded)
@@ -113,7 +115,9 @@ def test_no_socket_shows_what_others_send_over_a_network_that_is_shared_and_ping
         (socket.AF_INET, 10, 0x0300, False),  # SOCK_PACKET: a packet socket by its oldest name
     ]:
         arguments = (int(domain), int(kind), int(protocol))
-        assert run(machine, SOCKET[machine], *arguments) == (ALLOW if passes else denied(errno.EPERM)), arguments
+        assert run(machine, SOCKET[machine], *arguments) == (ALLOW if passes else denied(errno.EPERM)), (
+            arguments
+        )
         assert run(machine, SOCKET[machine], *arguments, raw_sockets=True) == ALLOW
 
 
@@ -124,7 +128,9 @@ def test_a_socket_of_another_family_than_four_is_what_a_kernel_without_it_says(m
         for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, socket.SOCK_SEQPACKET):
             asked = (family, int(kind), 0)
             refused = errno.EPERM if family in (socket.AF_PACKET, 44) else errno.EAFNOSUPPORT
-            assert run(machine, SOCKET[machine], *asked) == (ALLOW if family in passing else denied(refused)), asked
+            assert run(machine, SOCKET[machine], *asked) == (
+                ALLOW if family in passing else denied(refused)
+            ), asked
             of_its_own = ALLOW if family in passing | {int(socket.AF_PACKET)} else denied(errno.EAFNOSUPPORT)
             assert run(machine, SOCKET[machine], *asked, raw_sockets=True) == of_its_own, asked
             pair = ALLOW if family == socket.AF_UNIX else denied(errno.EAFNOSUPPORT)

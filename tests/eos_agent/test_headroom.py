@@ -1,4 +1,6 @@
-"""Whether a session is refused while memory for it is missing, by real cgroups: with numbers, with nothing made, and only as long as that is so."""
+"""Whether a session is refused while memory for it is missing, by real cgroups: with numbers, with nothing
+made, and only as long as that is so.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,28 @@ def fill(agent: Agent) -> tuple[list[str], Failed]:
 
 
 @pytest.mark.needs("overlay", "cgroups")
-def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that_are_there_go_on(limited: Starter) -> None:
+def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that_are_there_go_on(
+    limited: Starter,
+) -> None:
     agent = limited({"memory_max_bytes": SMALL})
     made, full = fill(agent)
     assert (full.kind, full.reason) == ("server_busy", "sandbox_full") and len(made) >= 2
     told = full.details
-    assert (told["limit"], told["value"], told["sessions"]) == ("memory", SMALL, len(made)) and told["retryable"] is True
-    assert told["needed_bytes"] > headroom.SESSION_BYTES and 0 <= told["free_bytes"] < told["needed_bytes"] < told["value"]
+    assert (told["limit"], told["value"], told["sessions"]) == ("memory", SMALL, len(made)) and told[
+        "retryable"
+    ] is True
+    assert (
+        told["needed_bytes"] > headroom.SESSION_BYTES
+        and 0 <= told["free_bytes"] < told["needed_bytes"] < told["value"]
+    )
     assert (
         str(told["needed_bytes"]) in full.message
         and str(told["free_bytes"]) in full.message
         and "destroy_workspace_session" in told["hint"]
     )
-    assert refused(lambda: agent.run("true")).reason == "sandbox_full"  # which would have had a session of its own
+    assert (
+        refused(lambda: agent.run("true")).reason == "sandbox_full"
+    )  # which would have had a session of its own
     for session in made:
         done = agent.run("echo fine", session)
         assert (done["status"], done["output"].strip()) == ("ok", "fine") and "oom_kills" not in done
@@ -83,27 +94,49 @@ def test_sessions_are_refused_while_others_have_all_processes(limited: Starter) 
     agent = limited({"pids_max": 20})
     made, full = fill(agent)
     told = full.details
-    assert (full.reason, told["limit"], told["value"], told["sessions"]) == ("sandbox_full", "pids", 20, len(made))
+    assert (full.reason, told["limit"], told["value"], told["sessions"]) == (
+        "sandbox_full",
+        "pids",
+        20,
+        len(made),
+    )
     assert told["free_processes"] < told["needed_processes"] and 5 <= len(made) < 20
     assert agent.run("echo fine", made[0])["output"].strip() == "fine"
 
 
 @pytest.mark.parametrize("ordinary", [pytest.param(True, marks=pytest.mark.needs("userns", "uid")), False])
 @pytest.mark.needs("overlay")
-def test_the_number_of_sessions_is_what_was_configured_and_the_answer_names_it(start_agent: Callable[..., Agent], ordinary: bool) -> None:
-    agent = start_agent(uid=in_namespace.ORDINARY_UID if ordinary else None, runtime={"workspace": {"max_sessions": 3}})
+def test_the_number_of_sessions_is_what_was_configured_and_the_answer_names_it(
+    start_agent: Callable[..., Agent], ordinary: bool
+) -> None:
+    agent = start_agent(
+        uid=in_namespace.ORDINARY_UID if ordinary else None, runtime={"workspace": {"max_sessions": 3}}
+    )
     made, full = fill(agent)
     assert (full.kind, full.reason, len(made)) == ("server_busy", "sandbox_full", 3)
-    assert (full.details["limit"], full.details["value"], full.details["sessions"]) == ("runtime.workspace.max_sessions", 3, 3)
+    assert (full.details["limit"], full.details["value"], full.details["sessions"]) == (
+        "runtime.workspace.max_sessions",
+        3,
+        3,
+    )
     agent.call("destroy_workspace_session", workspace_session_id=made.pop())
     made.append(agent.session())
 
 
 @pytest.mark.parametrize("ordinary", [pytest.param(True, marks=pytest.mark.needs("userns", "uid")), False])
 @pytest.mark.needs("overlay")
-def test_without_cgroups_it_is_the_machine_that_has_no_memory_left(start_agent: Callable[..., Agent], ordinary: bool) -> None:
-    agent = start_agent(uid=in_namespace.ORDINARY_UID if ordinary else None, runtime={"workspace": {"session_memory_bytes": 1 << 50}})
+def test_without_cgroups_it_is_the_machine_that_has_no_memory_left(
+    start_agent: Callable[..., Agent], ordinary: bool
+) -> None:
+    agent = start_agent(
+        uid=in_namespace.ORDINARY_UID if ordinary else None,
+        runtime={"workspace": {"session_memory_bytes": 1 << 50}},
+    )
     full = refused(agent.session)
-    assert (full.reason, full.details["limit"], full.details["where"]) == ("sandbox_full", "memory", "the machine")
+    assert (full.reason, full.details["limit"], full.details["where"]) == (
+        "sandbox_full",
+        "memory",
+        "the machine",
+    )
     assert 0 < full.details["free_bytes"] <= full.details["value"] < full.details["needed_bytes"]
     assert agent.call("list_workspace_sessions")["sessions"] == []

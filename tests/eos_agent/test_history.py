@@ -1,4 +1,6 @@
-"""What was published, asked of a real agent: who wrote the lines of a file, what changed, pins, and the way back."""
+"""What was published, asked of a real agent: who wrote the lines of a file, what changed, pins, and the way
+back.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,22 @@ def blame(agent: Agent, path: str, **args: Any) -> list[tuple[int, int, str]]:
 def test_blame_names_sessions_and_operations_and_leaves_the_base_its_own(agent: Agent) -> None:
     agent.call("file_edit", "req-edit", path="src/app.py", edits=[{"old_string": "two", "new_string": "TWO"}])
     session = agent.session()
-    agent.run("sed -i '$ d' src/app.py; echo last >> src/app.py; cp src/app.py copy; mv run.sh moved", session)
-    assert blame(agent, "src/app.py") == [(1, 1, "original"), (2, 1, "operation:req-edit"), (3, 5, "original")], (
-        "a live session is not seen"
+    agent.run(
+        "sed -i '$ d' src/app.py; echo last >> src/app.py; cp src/app.py copy; mv run.sh moved", session
     )
+    assert blame(agent, "src/app.py") == [
+        (1, 1, "original"),
+        (2, 1, "operation:req-edit"),
+        (3, 5, "original"),
+    ], "a live session is not seen"
     agent.call("publish_workspace_session", workspace_session_id=session)
     owner = f"workspace_session:{session}"
-    assert blame(agent, "src/app.py") == [(1, 1, "original"), (2, 1, "operation:req-edit"), (3, 4, "original"), (7, 1, owner)]
+    assert blame(agent, "src/app.py") == [
+        (1, 1, "original"),
+        (2, 1, "operation:req-edit"),
+        (3, 4, "original"),
+        (7, 1, owner),
+    ]
     assert blame(agent, "copy") == [(1, 7, owner)]
     assert {line[2] for line in blame(agent, "moved")} == {owner}
     done = agent.run("rm src/app.py; echo x > own")
@@ -40,18 +51,39 @@ def test_one_path_has_one_answer_however_it_is_written(agent: Agent) -> None:
     assert plain == {"path": "p", "ranges": [{"start_line": 1, "line_count": 1, "owner": "operation:req-1"}]}
     for written in ("./p", ".//p", agent.workspace + "/p"):
         assert json.dumps(agent.call("file_blame", path=written)) == json.dumps(plain)
-    for path in ("a/../p", "README.md", "src", "none", "/etc/passwd", "", ".", agent.workspace, "a\0b", "x" * 256):
+    for path in (
+        "a/../p",
+        "README.md",
+        "src",
+        "none",
+        "/etc/passwd",
+        "",
+        ".",
+        agent.workspace,
+        "a\0b",
+        "x" * 256,
+    ):
         error = refused(lambda path=path: agent.call("file_blame", path=path))  # type: ignore[misc]
-        assert (error.kind, error.reason, error.details["path"]) == ("not_found", "no_auditability_record", path)
+        assert (error.kind, error.reason, error.details["path"]) == (
+            "not_found",
+            "no_auditability_record",
+            path,
+        )
         assert error.message == f"no auditability record for path: {path}"
     assert refused(lambda: agent.call("file_blame", path="p", path_b64="!")).kind == "invalid_request"
 
 
 def rejected_draft(agent: Agent) -> str:
     session = agent.session(agent="bob")
-    agent.run("sed -i s/two/ours/ src/app.py; echo new > added; rm README.md; mkdir folder; printf 'a\\0b' > bin", session)
+    agent.run(
+        "sed -i s/two/ours/ src/app.py; echo new > added; rm README.md; mkdir folder; printf 'a\\0b' > bin",
+        session,
+    )
     agent.call("file_edit", path="src/app.py", edits=[{"old_string": "two", "new_string": "theirs"}])
-    assert refused(lambda: agent.call("publish_workspace_session", workspace_session_id=session)).reason == "source_conflict"
+    assert (
+        refused(lambda: agent.call("publish_workspace_session", workspace_session_id=session)).reason
+        == "source_conflict"
+    )
     agent.kill()
     agent.start()
     (draft,) = agent.call("list_drafts")["drafts"]
@@ -66,8 +98,9 @@ def test_the_difference_of_a_draft_comes_as_patches_against_base_and_head(agent:
     assert {path: entry["change"] for path, entry in entries.items()} == {
         "README.md": "deleted", "added": "added", "bin": "added", "folder": "added", "src/app.py": "modified",
     }  # fmt: skip
-    assert (
-        entries["added"]["patch"] == "diff --git a/added b/added\nnew file mode 100644\n--- /dev/null\n+++ b/added\n@@ -0,0 +1,1 @@\n+new\n"
+    assert entries["added"]["patch"] == (
+        "diff --git a/added b/added\nnew file mode 100644\n--- /dev/null\n+++ b/added\n@@ -0,0 +1,1 "
+        "@@\n+new\n"
     )
     assert entries["added"]["base"] == {"kind": "absent"} and entries["added"]["ours"]["kind"] == "file"
     assert entries["bin"]["binary"] is True and "patch" not in entries["bin"]
@@ -75,10 +108,15 @@ def test_the_difference_of_a_draft_comes_as_patches_against_base_and_head(agent:
     (entry,) = agent.call("diff_draft", draft_id=draft, against="head", path="./src/app.py")["entries"]
     assert "\n-theirs\n+ours\n" in entry["patch"]
     assert len({entry[side]["digest"] for side in ("base", "ours", "theirs")}) == 3
-    assert [entry["path"] for entry in agent.call("diff_draft", draft_id=draft, path="src")["entries"]] == ["src/app.py"]
+    assert [entry["path"] for entry in agent.call("diff_draft", draft_id=draft, path="src")["entries"]] == [
+        "src/app.py"
+    ]
     assert agent.call("diff_draft", draft_id=draft, cursor="5")["entries"] == []
     assert refused(lambda: agent.call("diff_draft", draft_id=draft, cursor="x")).reason == "invalid_cursor"
-    assert refused(lambda: agent.call("diff_draft", draft_id="draft-0000000000000000")).reason == "draft_not_found"
+    assert (
+        refused(lambda: agent.call("diff_draft", draft_id="draft-0000000000000000")).reason
+        == "draft_not_found"
+    )
     preview = agent.call("preview_publish", draft_id=draft)
     assert [conflict["path"] for conflict in preview["conflicts"]] == ["src/app.py"]
 
@@ -100,17 +138,26 @@ def test_versions_can_be_listed_compared_opened_and_gone_back_to(agent: Agent) -
     (first,) = agent.call("list_versions", after=listed["next"])["versions"]
     assert (first["version"], first["owner"]) == (1, None)
     found = diff(agent, 1, 2)
-    assert [(e["path"], e["change"]) for e in found["entries"]] == [("README.md", "modified")] and "+second\n" in found["entries"][0][
-        "patch"
-    ]
+    assert [(e["path"], e["change"]) for e in found["entries"]] == [
+        ("README.md", "modified")
+    ] and "+second\n" in found["entries"][0]["patch"]
     back = diff(agent, 3, 2, path="src")
     assert {e["change"] for e in back["entries"]} == {"added"}
     old = agent.session(base_version=1)
     assert agent.run("cat README.md; ls src", old)["output"].splitlines()[0] == "hello"
     agent.run("echo late > late", old)
-    assert agent.call("publish_workspace_session", workspace_session_id=old)["publish"]["revision"]["manifest_version"] == 4
+    assert (
+        agent.call("publish_workspace_session", workspace_session_id=old)["publish"]["revision"][
+            "manifest_version"
+        ]
+        == 4
+    )
     done = agent.call("rollback_to", "req-back", version=2)
-    assert (done["version"], done["publish"]["no_op"], done["publish"]["revision"]["manifest_version"]) == (2, False, 5)
+    assert (done["version"], done["publish"]["no_op"], done["publish"]["revision"]["manifest_version"]) == (
+        2,
+        False,
+        5,
+    )
     assert agent.read("README.md") == "second" and agent.read("src/app.py").startswith("one")
     assert refused(lambda: agent.read("late")).kind == "not_found"
     again = agent.call("rollback_to", version=2)
@@ -123,13 +170,22 @@ def test_versions_can_be_listed_compared_opened_and_gone_back_to(agent: Agent) -
         lambda: agent.call("pin_version", version=99),
     ):
         assert refused(call).reason == "version_not_found"
-    assert refused(lambda: agent.session(base_version=1, draft_id="draft-0000000000000000")).reason == "one_of_two"
+    assert (
+        refused(lambda: agent.session(base_version=1, draft_id="draft-0000000000000000")).reason
+        == "one_of_two"
+    )
 
 
 def test_a_pin_outlives_the_agent_and_counts_as_no_session(agent: Agent) -> None:
     agent.call("file_write", path="a", content="a\n")
     found = agent.call("pin_version", "req-pin", version=1, agent="bob")
-    assert found == {"version": 1, "agent": "bob", "request_id": "req-pin", "created_unix_ms": found["created_unix_ms"], "pinned": True}
+    assert found == {
+        "version": 1,
+        "agent": "bob",
+        "request_id": "req-pin",
+        "created_unix_ms": found["created_unix_ms"],
+        "pinned": True,
+    }
     agent.kill()
     agent.start()
     assert [v["version"] for v in agent.call("list_versions")["versions"] if v["pinned"]] == [1]
@@ -145,12 +201,20 @@ def test_a_draft_is_carried_over_to_the_head_or_every_conflict_is_told(agent: Ag
     assert (error.kind, error.reason) == ("operation_failed", "source_conflict")
     assert [c["path"] for c in error.details["publish_rejection"]["conflicts"]] == ["src/app.py"]
     agent.call(
-        "file_edit", path="src/app.py", edits=[{"old_string": "theirs", "new_string": "two"}, {"old_string": "six", "new_string": "SIX"}]
+        "file_edit",
+        path="src/app.py",
+        edits=[{"old_string": "theirs", "new_string": "two"}, {"old_string": "six", "new_string": "SIX"}],
     )
     found = agent.call("create_workspace_session", draft_id=draft, draft_base="head")
     assert (found["base_version"], found["draft_id"]) == (agent.version(), draft)
     session = found["workspace_session_id"]
-    assert agent.read("src/app.py", workspace_session_id=session).splitlines()[1:6] == ["ours", "three", "four", "five", "SIX"]
+    assert agent.read("src/app.py", workspace_session_id=session).splitlines()[1:6] == [
+        "ours",
+        "three",
+        "four",
+        "five",
+        "SIX",
+    ]
     agent.call("publish_workspace_session", workspace_session_id=session)
     assert agent.call("list_drafts")["drafts"] == []
     assert agent.read("added") == "new"

@@ -1,4 +1,6 @@
-"""Peers that do not read, do not write, come in numbers or from an address that they picked: the servers of this process, without a store."""
+"""Peers that do not read, do not write, come in numbers or from an address that they picked: the servers of
+this process, without a store.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ class Answers:
             local=False,
             get=get,
             socket_path=os.path.join(folder, "s"),
-            **{f"{each}_{what}": value for each in ("tcp", "http") for what, value in (("host", "127.0.0.1"), ("port", 0))},
+            **{
+                f"{each}_{what}": value
+                for each in ("tcp", "http")
+                for what, value in (("host", "127.0.0.1"), ("port", 0))
+            },
         )
 
     async def perform(self, request: Request) -> dict[str, Any]:
@@ -71,7 +77,9 @@ async def web(folder: str, **daemon: Any) -> AsyncGenerator[tuple[HttpServer, in
 
 
 @pytest.mark.parametrize("huge", [True, False])
-def test_a_peer_that_never_reads_is_hung_up_on(short_dir: str, monkeypatch: pytest.MonkeyPatch, huge: bool) -> None:
+def test_a_peer_that_never_reads_is_hung_up_on(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch, huge: bool
+) -> None:
     monkeypatch.setattr(server, "ANSWER_S", 0.05)
 
     async def case() -> None:
@@ -99,7 +107,11 @@ def test_connections_without_a_token_keep_nobody_out(short_dir: str) -> None:
                 writer.write(b'{"op":')
             for _ in range(6):
                 reader, writer = await asyncio.open_connection(host, port)
-                writer.write(encode_request("x", {}, request_id="r", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN))
+                writer.write(
+                    encode_request(
+                        "x", {}, request_id="r", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN
+                    )
+                )
                 assert json.loads(await reader.readline()) == {"entries": [], "truncated": False}
                 writer.close()
             for _, writer in silent:
@@ -108,7 +120,9 @@ def test_connections_without_a_token_keep_nobody_out(short_dir: str) -> None:
     asyncio.run(case())
 
 
-def test_sixteen_megabytes_without_the_token_are_not_parsed(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sixteen_megabytes_without_the_token_are_not_parsed(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def parsed(_: bytes) -> dict[str, Any]:
         raise AssertionError("parsed")
 
@@ -124,7 +138,9 @@ def test_sixteen_megabytes_without_the_token_are_not_parsed(short_dir: str, monk
     asyncio.run(case())
 
 
-def test_long_lines_without_a_token_share_a_bounded_memory(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_without_a_token_share_a_bounded_memory(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "STRANGERS_BYTES", 4 << 20)
 
     async def case() -> None:
@@ -141,15 +157,21 @@ def test_long_lines_without_a_token_share_a_bounded_memory(short_dir: str, monke
             for _, writer in peers:
                 writer.close()
             reader, writer = await asyncio.open_unix_connection(path)  # who needs no token is not concerned
-            writer.write(encode_request("x", {"text": "y" * (8 << 20)}, request_id="r", sandbox_id="eos-test"))
+            writer.write(
+                encode_request("x", {"text": "y" * (8 << 20)}, request_id="r", sandbox_id="eos-test")
+            )
             assert json.loads(await reader.readline()) == {"entries": [], "truncated": False}
             writer.close()
 
     asyncio.run(case())
 
 
-def body(port: int, source: str = "127.0.0.1", *, raw: bytes | None = None, authorization: str = "") -> tuple[int, bytes]:
-    lines = ["POST /files/list HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 2"] + ([authorization] if authorization else [])
+def body(
+    port: int, source: str = "127.0.0.1", *, raw: bytes | None = None, authorization: str = ""
+) -> tuple[int, bytes]:
+    lines = ["POST /files/list HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 2"] + (
+        [authorization] if authorization else []
+    )
     with socket.create_connection(("127.0.0.1", port), 30, (source, 0)) as peer:
         peer.sendall(raw or ("\r\n".join(lines) + "\r\n\r\n{}").encode())
         with peer.makefile("rb") as reader:
@@ -170,7 +192,11 @@ def test_a_process_of_the_sandbox_needs_the_token_from_whatever_address_it_comes
             for source in ("127.0.0.1", "127.0.0.2", "127.255.255.254", *own):
                 status, content = await asyncio.to_thread(body, port, source)
                 assert (status, json.loads(content)["error"]["kind"]) == (401, "unauthorized"), source
-                assert (await asyncio.to_thread(body, port, source, authorization=f"Authorization: Bearer {TOKEN}"))[0] == 200
+                assert (
+                    await asyncio.to_thread(
+                        body, port, source, authorization=f"Authorization: Bearer {TOKEN}"
+                    )
+                )[0] == 200
 
     asyncio.run(case())
     assert not http.is_own_address("192.0.2.1")
@@ -181,7 +207,9 @@ def test_a_process_of_the_sandbox_needs_the_token_from_whatever_address_it_comes
     [
         b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
         b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: " + TOKEN.encode() + b"\r\nContent-Length: 99999999\r\n\r\n",
+        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: "
+        + TOKEN.encode()
+        + b"\r\nContent-Length: 99999999\r\n\r\n",
         b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: "
         + TOKEN.encode()
         + b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -201,7 +229,9 @@ def test_a_request_that_is_no_http_of_ours_is_told_so(short_dir: str, raw: bytes
 
 @pytest.mark.parametrize("listener", ["tcp", "unix", "http"])
 def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, listener: str) -> None:
-    """Half of them say nothing, half begin a request; one that shows its token is served all the while, and the next one too."""
+    """Half of them say nothing, half begin a request; one that shows its token is served all the while, and
+    the next one too.
+    """
 
     async def case() -> None:
         async with rpc(short_dir) as (one, path), web(short_dir, auth="token") as (http_server, port):
@@ -209,19 +239,34 @@ def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, listener
             async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
                 if listener == "unix":
                     return await asyncio.open_unix_connection(path)
-                return await asyncio.open_connection("127.0.0.1", one.address[1] if listener == "tcp" else port)
+                return await asyncio.open_connection(
+                    "127.0.0.1", one.address[1] if listener == "tcp" else port
+                )
 
             async def served() -> None:
                 if listener == "http":
-                    assert (await asyncio.to_thread(body, port, authorization=f"X-Eos-Token: {TOKEN}"))[0] == 200
+                    assert (await asyncio.to_thread(body, port, authorization=f"X-Eos-Token: {TOKEN}"))[
+                        0
+                    ] == 200
                     return
                 reader, writer = await dial()
-                writer.write(encode_request("x", {}, request_id="r", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN))
+                writer.write(
+                    encode_request(
+                        "x", {}, request_id="r", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN
+                    )
+                )
                 assert json.loads(await reader.readline()) == {"entries": [], "truncated": False}
                 writer.close()
 
             kept_reader, kept = await dial()
-            ask = encode_request("x", {}, request_id="k", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN, _keep_alive=True)
+            ask = encode_request(
+                "x",
+                {},
+                request_id="k",
+                sandbox_id="eos-test",
+                _sandbox_daemon_auth_token=TOKEN,
+                _keep_alive=True,
+            )
             silent: list[asyncio.StreamWriter] = []
             for number in range(600):
                 _, writer = await dial()
@@ -247,7 +292,12 @@ def test_more_lists_at_once_than_admitted_are_told_so_and_make_room(short_dir: s
         async with web(short_dir, max_concurrent_connections=2) as (one, port):
             slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
             for _, writer in slow:
-                writer.write(f"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: {TOKEN}\r\nContent-Length: 2\r\n\r\n".encode())
+                writer.write(
+                    (
+                        f"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: "
+                        f"{TOKEN}\r\nContent-Length: 2\r\n\r\n"
+                    ).encode()
+                )
             while one.answering < 2:
                 await asyncio.sleep(0.01)
             assert (await asyncio.to_thread(body, port, authorization=f"X-Eos-Token: {TOKEN}"))[0] == 429

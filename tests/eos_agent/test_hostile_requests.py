@@ -1,4 +1,6 @@
-"""Requests that no client of ours sends: every argument of every operation with a value of the wrong kind, size or alphabet."""
+"""Requests that no client of ours sends: every argument of every operation with a value of the wrong kind,
+size or alphabet.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,14 @@ GOOD: dict[str, str] = {
     "yield_time_ms": "0",
     "timeout_ms": "0",
 }
-BY_KIND = {"string": '"x"', "path": '"x"', "integer": "1", "float": "1", "boolean": "true", "json_array": "[]"}
+BY_KIND = {
+    "string": '"x"',
+    "path": '"x"',
+    "integer": "1",
+    "float": "1",
+    "boolean": "true",
+    "json_array": "[]",
+}
 
 
 def requests(operation: Operation) -> Iterator[tuple[str, str, str]]:
@@ -87,17 +96,25 @@ def requests(operation: Operation) -> Iterator[tuple[str, str, str]]:
                 continue  # any text is a command
             kinds = {each.name: each.kind for each in operation.arguments}
             values = {each: GOOD.get(each, BY_KIND[kinds[each]]) for each in needed} | {name: odd}
-            yield name, odd, "{" + ",".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "}"
+            yield (
+                name,
+                odd,
+                "{" + ",".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "}",
+            )
 
 
 def envelope(args: str, op: str, request_id: str = '"r"') -> bytes:
     scope = '{"kind":"sandbox","sandbox_id":"eos-test"}'
-    return f'{{"op":{json.dumps(op)},"request_id":{request_id},"scope":{scope},"args":{args},"_keep_alive":true}}\n'.encode()
+    return f'{{"op":{json.dumps(op)},"request_id":{request_id},"scope":{scope},"args":{args},"_keep_alive":true}}\n'.encode()  # noqa: E501
 
 
-@pytest.mark.parametrize("operation", (*operations.RUNTIME, *OBSERVABILITY), ids=lambda operation: operation.name)
+@pytest.mark.parametrize(
+    "operation", (*operations.RUNTIME, *OBSERVABILITY), ids=lambda operation: operation.name
+)
 def test_no_value_of_an_argument_makes_the_agent_fail(shared_agent: Agent, operation: Operation) -> None:
-    """A result or an envelope of the contract's kinds, whatever stands there; never silence, never internal_error."""
+    """A result or an envelope of the contract's kinds, whatever stands there; never silence, never
+    internal_error.
+    """
     connection = Connection(shared_agent.settings["socket_path"])
     wrong: list[Any] = []
     for name, odd, args in requests(operation):
@@ -110,7 +127,11 @@ def test_no_value_of_an_argument_makes_the_agent_fail(shared_agent: Agent, opera
             continue
         if "error" in answer:
             error = answer["error"]
-            if list(error) != ["kind", "message", "details"] or error["kind"] not in KINDS or not isinstance(error["details"], dict):
+            if (
+                list(error) != ["kind", "message", "details"]
+                or error["kind"] not in KINDS
+                or not isinstance(error["details"], dict)
+            ):
                 wrong.append((name, odd[:60], error))
             if error["kind"] == "bad_json":
                 connection.close()
@@ -141,7 +162,9 @@ def test_nor_does_it_inside_a_session_which_goes_on(shared_agent: Agent, name: s
     shared_agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=20)
 
 
-@pytest.mark.parametrize("request_id", ['""', '"\\u0000"', '"\\ud800"', '"a\\r\\nb\\u001b[2J"', '"' + "x" * 256 + '"', '"../../x"'])
+@pytest.mark.parametrize(
+    "request_id", ['""', '"\\u0000"', '"\\ud800"', '"a\\r\\nb\\u001b[2J"', '"' + "x" * 256 + '"', '"../../x"']
+)
 def test_any_string_is_a_request_id(shared_agent: Agent, request_id: str) -> None:
     connection, made = shared_agent.connect(), ""
     for op, args in (
@@ -159,10 +182,14 @@ def test_any_string_is_a_request_id(shared_agent: Agent, request_id: str) -> Non
     connection.close()
     shared_agent.call("destroy_workspace_session", workspace_session_id=made)
     assert shared_agent.run("true")["publish"]["no_op"] is True
-    assert all(len(line) < 5000 for line in shared_agent.log), "a request decides how long a line of the log is"
+    assert all(len(line) < 5000 for line in shared_agent.log), (
+        "a request decides how long a line of the log is"
+    )
 
 
-def test_a_request_id_longer_than_what_is_kept_is_refused_by_every_operation_and_does_nothing(shared_agent: Agent) -> None:
+def test_a_request_id_longer_than_what_is_kept_is_refused_by_every_operation_and_does_nothing(
+    shared_agent: Agent,
+) -> None:
     head = shared_agent.version()
     with contextlib.closing(shared_agent.connect()) as connection:
         for op, args in (

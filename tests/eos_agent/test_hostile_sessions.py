@@ -1,4 +1,6 @@
-"""Commands inside a session that work against the agent: links that move under a file operation, names and files made to confuse, floods."""
+"""Commands inside a session that work against the agent: links that move under a file operation, names and
+files made to confuse, floods.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from .agent_process import Agent, Failed
 
 pytestmark = pytest.mark.needs("overlay")
 
-# Each name is a folder, a link out of the workspace, a file and a FIFO in turn, as fast as a process can do it.
+# Each name is a folder, a link out of the workspace, a file and a FIFO in turn, as fast as a process can do
+# it.
 SWAPPER = r"""
 import os
 os.makedirs('/tmp/out/sub', exist_ok=True)
@@ -36,7 +39,7 @@ while True:
             turn('f', make)
     except OSError:
         pass
-"""
+"""  # noqa: E501
 
 
 def test_links_that_move_under_a_file_operation_lead_nowhere(shared_agent: Agent) -> None:
@@ -62,10 +65,16 @@ def test_links_that_move_under_a_file_operation_lead_nowhere(shared_agent: Agent
             except Failed as error:
                 kinds.add(error.kind)
                 continue
-            assert "SECRET" not in json.dumps(answer) and "secret" not in json.dumps(answer.get("entries")), (op, args, answer)
+            assert "SECRET" not in json.dumps(answer) and "secret" not in json.dumps(answer.get("entries")), (
+                op,
+                args,
+                answer,
+            )
     assert kinds <= {"ok", "invalid_request", "not_found", "operation_failed"}
     shared_agent.call("signal_command", command_session_id=command["command_session_id"], signal="KILL")
-    found = shared_agent.run("cd /tmp/out && find . -type f | sort | xargs cat; find . | sort", session)["output"]
+    found = shared_agent.run("cd /tmp/out && find . -type f | sort | xargs cat; find . | sort", session)[
+        "output"
+    ]
     assert found.split("\n") == ["SECRET", "SECRET", ".", "./secret", "./sub", "./sub/secret"]
     shared_agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=10)
 
@@ -74,11 +83,15 @@ def test_links_that_move_under_a_file_operation_lead_nowhere(shared_agent: Agent
 def test_a_process_may_have_any_name(shared_agent: Agent, name: str) -> None:
     session = shared_agent.session()
     quoted = f"$(printf -- '{name}')"
-    command = shared_agent.run(f'cp "$(command -v sleep)" "./{quoted}" && (exec "./{quoted}" 30) &', session, yield_time_ms=700)
+    command = shared_agent.run(
+        f'cp "$(command -v sleep)" "./{quoted}" && (exec "./{quoted}" 30) &', session, yield_time_ms=700
+    )
     assert command["status"] == "running" and command["leader_exit_code"] == 0
     listed: list[dict[str, Any]] = command["waiting_on"]
     assert listed and all(set(each) == {"pid", "name"} and isinstance(each["name"], str) for each in listed)
-    cancelled = shared_agent.call("write_command_stdin", command_session_id=command["command_session_id"], stdin="\x03")
+    cancelled = shared_agent.call(
+        "write_command_stdin", command_session_id=command["command_session_id"], stdin="\x03"
+    )
     assert (cancelled["status"], cancelled["exit_code"]) == ("cancelled", 130)
     shared_agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=10)
 
@@ -86,14 +99,22 @@ def test_a_process_may_have_any_name(shared_agent: Agent, name: str) -> None:
 def test_escapes_of_a_terminal_stay_text(shared_agent: Agent) -> None:
     session = shared_agent.session()
     raw_text = shared_agent.run("printf '\\033]0;title\\007\\233\\302\\2332J\\0\\r\\n{\"error\":1}'", session)
-    assert raw_text["status"] == "ok" and raw_text["output"].endswith('{"error":1}') and "error" not in raw_text
+    assert (
+        raw_text["status"] == "ok" and raw_text["output"].endswith('{"error":1}') and "error" not in raw_text
+    )
     assert "\x1b]0;title\x07" in raw_text["output"]
     shared_agent.call("destroy_workspace_session", workspace_session_id=session)
 
 
-def test_thousands_of_descriptors_and_processes_of_one_session_cost_another_nothing(shared_agent: Agent) -> None:
+def test_thousands_of_descriptors_and_processes_of_one_session_cost_another_nothing(
+    shared_agent: Agent,
+) -> None:
     one, other = shared_agent.session(), shared_agent.session()
-    script = "import os,subprocess,sys\np=[os.pipe() for _ in range(400)]\nc=[subprocess.Popen(['sleep','60']) for _ in range(200)]\nprint('there',flush=True)\nc[0].wait()"
+    script = (
+        "import os,subprocess,sys\np=[os.pipe() for _ in "
+        "range(400)]\nc=[subprocess.Popen(['sleep','60']) for _ in "
+        "range(200)]\nprint('there',flush=True)\nc[0].wait()"
+    )
     shared_agent.call("file_write", path="many.py", content=script, workspace_session_id=one)
     command = shared_agent.run("exec python3 many.py", one, yield_time_ms=3000)
     assert "there" in command["output"]
@@ -118,12 +139,18 @@ for port in ({endpoint["tcp"][1]}, {endpoint["http"][1]}):
             line = {{'op': 'list_drafts', 'request_id': 'r', 'scope': scope, 'args': {{}}, '_sandbox_daemon_auth_token': token}}
             s.sendall(json.dumps(line).encode() + b'\\r\\n\\r\\n')
             print(s.makefile('rb').read(200))
-"""
+"""  # noqa: E501
     session = shared_agent.session()
     shared_agent.call("file_write", path="knock.py", content=script, workspace_session_id=session)
     heard = shared_agent.run("python3 knock.py", session, tty=False)["output"].split("\n")
-    assert len(heard) == 10 and all(b"unauthorized" in line.encode() for line in heard[:5]) and all("400" in line for line in heard[5:])
-    environment = shared_agent.run("env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'", session, tty=False)["output"]
+    assert (
+        len(heard) == 10
+        and all(b"unauthorized" in line.encode() for line in heard[:5])
+        and all("400" in line for line in heard[5:])
+    )
+    environment = shared_agent.run(
+        "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'", session, tty=False
+    )["output"]
     with open(shared_agent.settings["token_file"]) as file:
         assert file.read().strip() not in environment
     shared_agent.call("destroy_workspace_session", workspace_session_id=session)

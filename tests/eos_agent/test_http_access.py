@@ -1,4 +1,6 @@
-"""Browsers at the agent's HTTP port: a ticket becomes a cookie for one server; pages of other origins send nothing."""
+"""Browsers at the agent's HTTP port: a ticket becomes a cookie for one server; pages of other origins send
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Case = Callable[[int, int, list[bytes]], Awaitable[None]]
 
 
 def run(folder: str, case: Case, *, repeat: int = 1, says: bytes = HELLO, **daemon: object) -> None:
-    """`case` with the port of an agent that wants its token, that of a server behind it, which `says` one thing, and the heads that the server got."""
+    """`case` with the port of an agent that wants its token, that of a server behind it, which `says` one
+    thing, and the heads that the server got.
+    """
     heard: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,7 +37,9 @@ def run(folder: str, case: Case, *, repeat: int = 1, says: bytes = HELLO, **daem
     asyncio.run(whole())
 
 
-def ticket(behind: int, *, prefix: str = "", lasts_s: int = 60, sandbox: str = "eos-test", token: str = TOKEN) -> str:
+def ticket(
+    behind: int, *, prefix: str = "", lasts_s: int = 60, sandbox: str = "eos-test", token: str = TOKEN
+) -> str:
     return proof.ticket(token, sandbox, prefix or f"/forward/shared/{behind}", int(time.time()) + lasts_s)
 
 
@@ -55,9 +61,18 @@ def test_a_ticket_becomes_a_cookie_that_opens_that_server_alone_and_goes_no_furt
     async def case(port: int, behind: int, heard: list[bytes]) -> None:
         value = await cookie(port, behind)
         assert heard == []  # the server never sees a ticket
-        assert status(await ask(port, request(f"/forward/shared/{behind}/a", f"Cookie: mine=1; {value}; other=2"))) == 200
+        assert (
+            status(
+                await ask(port, request(f"/forward/shared/{behind}/a", f"Cookie: mine=1; {value}; other=2"))
+            )
+            == 200
+        )
         assert status(await ask(port, request(f"/forward/shared/{behind}/a", f"Cookie: {value}"))) == 200
-        assert b"\r\nCookie: mine=1; other=2\r\n" in heard[0] and b"Cookie" not in heard[1] and b"eos-" not in b"".join(heard)
+        assert (
+            b"\r\nCookie: mine=1; other=2\r\n" in heard[0]
+            and b"Cookie" not in heard[1]
+            and b"eos-" not in b"".join(heard)
+        )
         for path in (f"/forward/shared/{behind + 1}/", "/forward/isolated=ab/80/"):
             assert status(await ask(port, request(path, f"Cookie: {value}"))) == 401
         listed = request("/files/list", f"Cookie: {value}", "Content-Length: 2", method="POST", body=b"{}")
@@ -73,8 +88,22 @@ def test_a_server_sees_no_cookie_of_another_sandbox_on_the_same_host(short_dir: 
 
     async def case(port: int, behind: int, heard: list[bytes]) -> None:
         own, other = await cookie(port, behind), f"eos-{'ab' * 6}=1.{'cd' * 32}"
-        assert status(await ask(port, request(f"/forward/shared/{behind}/a", f"Cookie: {other}; eos-theme=dark; {own}"))) == 200
-        assert status(await ask(port, request(f"/forward/shared/{behind}/a", f"Cookie: {other}", f"X-Eos-Token: {TOKEN}"))) == 200
+        assert (
+            status(
+                await ask(
+                    port, request(f"/forward/shared/{behind}/a", f"Cookie: {other}; eos-theme=dark; {own}")
+                )
+            )
+            == 200
+        )
+        assert (
+            status(
+                await ask(
+                    port, request(f"/forward/shared/{behind}/a", f"Cookie: {other}", f"X-Eos-Token: {TOKEN}")
+                )
+            )
+            == 200
+        )
         assert b"\r\nCookie: eos-theme=dark\r\n" in heard[0] and b"Cookie" not in heard[1]
 
     run(short_dir, case)
@@ -85,13 +114,18 @@ def test_a_cookie_of_an_earlier_start_is_worth_nothing(short_dir: str) -> None:
 
     async def case(port: int, behind: int, heard: list[bytes]) -> None:
         if values:
-            assert status(await ask(port, request(f"/forward/shared/{behind}/", f"Cookie: {values[0]}"))) == 401
+            assert (
+                status(await ask(port, request(f"/forward/shared/{behind}/", f"Cookie: {values[0]}"))) == 401
+            )
         values.append(await cookie(port, behind))
 
     run(short_dir, case, repeat=2)
 
 
-@pytest.mark.parametrize("wrong", ["over", "of another sandbox", "of another token", "for another port", "no ticket at all", "a later end"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["over", "of another sandbox", "of another token", "for another port", "no ticket at all", "a later end"],
+)
 def test_a_ticket_that_is_over_or_for_something_else_opens_nothing(short_dir: str, wrong: str) -> None:
     async def case(port: int, behind: int, heard: list[bytes]) -> None:
         given = {
@@ -113,18 +147,25 @@ def test_a_link_on_a_page_of_the_web_sets_the_cookie_and_goes_on_from_here(short
     async def case(port: int, behind: int, heard: list[bytes]) -> None:
         target = f"/forward/shared/{behind}/a?x=%3C%22&eos_ticket={ticket(behind)}"
         shown = await ask(port, request(target, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"))
-        assert status(shown) == 200 and f'content="0;url=/forward/shared/{behind}/a?x=%3C%22"'.encode() in shown
+        assert (
+            status(shown) == 200 and f'content="0;url=/forward/shared/{behind}/a?x=%3C%22"'.encode() in shown
+        )
         assert field(shown, "Set-Cookie")
 
     run(short_dir, case)
 
 
 def test_a_server_speaks_for_its_own_prefix_alone(short_dir: str) -> None:
-    """A service worker of the whole address would see the tickets of all servers behind it, and all that they are sent."""
+    """A service worker of the whole address would see the tickets of all servers behind it, and all that they
+    are sent.
+    """
     says = HELLO.replace(b"\r\n", b'\r\nService-Worker-Allowed: /\r\nClear-Site-Data: "*"\r\nX-Own: 1\r\n', 1)
 
     async def case(port: int, behind: int, heard: list[bytes]) -> None:
-        shown = await ask(port, request(f"/forward/shared/{behind}/worker.js", f"X-Eos-Token: {TOKEN}", "Service-Worker: script"))
+        shown = await ask(
+            port,
+            request(f"/forward/shared/{behind}/worker.js", f"X-Eos-Token: {TOKEN}", "Service-Worker: script"),
+        )
         assert status(shown) == 200 and field(shown, "X-Own") == "1"
         assert b"service-worker-allowed" not in shown.lower() and b"clear-site-data" not in shown.lower()
 
@@ -136,9 +177,17 @@ PAGES = {
     "a page of the web": (["Origin: http://page.example"], "POST", 403),
     "a page of another port": (["Origin: http://127.0.0.1:7002"], "POST", 403),
     "a page without an origin": (["Origin: null"], "POST", 403),
-    "a websocket of a page": (["Origin: http://page.example", "Connection: Upgrade", "Upgrade: websocket"], "GET", 403),
+    "a websocket of a page": (
+        ["Origin: http://page.example", "Connection: Upgrade", "Upgrade: websocket"],
+        "GET",
+        403,
+    ),
     "an image on a page": (["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors"], "GET", 403),
-    "an image on a page of another port": (["Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: no-cors"], "GET", 403),
+    "an image on a page of another port": (
+        ["Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: no-cors"],
+        "GET",
+        403,
+    ),
     "a link": (["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"], "GET", 200),
     "a page that is configured": (["Origin: https://ide.example"], "POST", 200),
     "no browser": ([], "POST", 200),
@@ -153,11 +202,18 @@ def test_what_pages_may_send(short_dir: str, auth: str, page: str) -> None:
     async def case(port: int, behind: int, heard: list[bytes]) -> None:
         shown = [f"Cookie: {await cookie(port, behind)}"] if auth == "token" else []
         length = ["Content-Length: 0"] if method == "POST" else []
-        answer = await ask(port, request(f"/forward/shared/{behind}/", *fields, *shown, *length, method=method))
+        answer = await ask(
+            port, request(f"/forward/shared/{behind}/", *fields, *shown, *length, method=method)
+        )
         assert status(answer) == expected and bool(heard) is (expected == 200)
         if expected == 403:
             assert reason(answer) == "other_origin"
-            with_token = await ask(port, request(f"/forward/shared/{behind}/", fields[0], f"X-Eos-Token: {TOKEN}", *length, method=method))
+            with_token = await ask(
+                port,
+                request(
+                    f"/forward/shared/{behind}/", fields[0], f"X-Eos-Token: {TOKEN}", *length, method=method
+                ),
+            )
             assert status(with_token) == 200  # which no page knows
 
     run(short_dir, case, auth=auth, origins=["https://ide.example"])

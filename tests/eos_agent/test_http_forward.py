@@ -1,4 +1,6 @@
-"""/forward: real servers on real sockets behind it, in this process for the shared network, in sessions for isolated ones."""
+"""/forward: real servers on real sockets behind it, in this process for the shared network, in sessions for
+isolated ones.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ async def server(serve: Serve, host: str = "127.0.0.1") -> AsyncGenerator[int]:
             writer.close()
 
     tasks: set[asyncio.Task[None]] = set()
-    made = await asyncio.start_server(lambda reader, writer: tasks.add(asyncio.ensure_future(one(reader, writer))), host, 0)
+    made = await asyncio.start_server(
+        lambda reader, writer: tasks.add(asyncio.ensure_future(one(reader, writer))), host, 0
+    )
     try:
         yield made.sockets[0].getsockname()[1]
     finally:
@@ -65,7 +69,10 @@ async def ask(port: int, raw: bytes, *, end: bool = False) -> bytes:
 
 
 def request(path: str, *fields: str, method: str = "GET", body: bytes = b"", version: str = "1.1") -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/{version}", "Host: 127.0.0.1:7001", *fields, "", ""]).encode() + body
+    return (
+        "\r\n".join([f"{method} {path} HTTP/{version}", "Host: 127.0.0.1:7001", *fields, "", ""]).encode()
+        + body
+    )
 
 
 def status(raw: bytes) -> int:
@@ -92,17 +99,19 @@ async def answer_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         ("/forward/shared/8000", ProxyTarget(None, 8000, "/forward/shared/8000", "/")),
         ("/forward/shared/8000/", ProxyTarget(None, 8000, "/forward/shared/8000", "/")),
         ("/forward/shared/8000?q", ProxyTarget(None, 8000, "/forward/shared/8000", "/?q")),
-        ("/forward/shared/8000//%2e%2e/..;/%00", ProxyTarget(None, 8000, "/forward/shared/8000", "//%2e%2e/..;/%00")),
+        ("/forward/shared/8000//%2e%2e/..;/%00", ProxyTarget(None, 8000, "/forward/shared/8000", "//%2e%2e/..;/%00")),  # noqa: E501
         ("/forward/isolated=0a1/1/x", ProxyTarget("0a1", 1, "/forward/isolated=0a1/1", "/x")),
         ("/forward/isolated%3D0a1/65535/", ProxyTarget("0a1", 65535, "/forward/isolated%3D0a1/65535", "/")),
         *[
             (f"/forward/{bad}", None)
-            for bad in ("", "shared", "shared/", "shared/0/", "shared/65536/", "shared/-1/", "shared/x/", "shared/+80/", "shared/80 /", "shared/08000000/",
-                        "shared=/80/", "isolated/80/", "isolated=/80/", "isolated=a/", "isolated=a/0/", "other/80/", "/80/", "shared/٣/", "Shared/80/")
+            for bad in ("", "shared", "shared/", "shared/0/", "shared/65536/", "shared/-1/", "shared/x/", "shared/+80/", "shared/80 /", "shared/08000000/",  # noqa: E501
+                        "shared=/80/", "isolated/80/", "isolated=/80/", "isolated=a/", "isolated=a/0/", "other/80/", "/80/", "shared/٣/", "Shared/80/")  # noqa: E501
         ],
     ],
 )  # fmt: skip
-def test_a_path_names_a_network_a_port_and_what_goes_on_as_it_is(target: str, route: ProxyTarget | None) -> None:
+def test_a_path_names_a_network_a_port_and_what_goes_on_as_it_is(
+    target: str, route: ProxyTarget | None
+) -> None:
     if route is not None:
         assert parse_route(target) == route
         return
@@ -136,7 +145,9 @@ SMUGGLING = {
 
 
 @pytest.mark.parametrize("fields", SMUGGLING.values(), ids=SMUGGLING.keys())
-def test_what_two_readers_could_take_for_two_things_reaches_no_server(short_dir: str, fields: list[str]) -> None:
+def test_what_two_readers_could_take_for_two_things_reaches_no_server(
+    short_dir: str, fields: list[str]
+) -> None:
     reached = 0
 
     async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -146,7 +157,9 @@ def test_what_two_readers_could_take_for_two_things_reaches_no_server(short_dir:
 
     async def case() -> None:
         async with web(short_dir) as (_, port), server(count) as behind:
-            raw = "\r\n".join([f"POST /forward/shared/{behind}/ HTTP/1.1", "Host: 127.0.0.1", *fields, "", ""]).encode("latin-1")
+            raw = "\r\n".join(
+                [f"POST /forward/shared/{behind}/ HTTP/1.1", "Host: 127.0.0.1", *fields, "", ""]
+            ).encode("latin-1")
             assert status(await ask(port, raw + b"0\r\n\r\nGET /secret HTTP/1.1\r\n\r\n")) == 400
             assert status(await ask(port, request(f"/forward/shared/{behind}/"))) == 200
 
@@ -192,13 +205,16 @@ def test_an_answer_that_is_none_is_refused(raw: str) -> None:
 # What goes over
 
 
-def test_the_prefix_goes_the_query_stays_and_only_end_to_end_fields_pass_in_both_directions(short_dir: str) -> None:
+def test_the_prefix_goes_the_query_stays_and_only_end_to_end_fields_pass_in_both_directions(
+    short_dir: str,
+) -> None:
     heard: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(
-            b"HTTP/1.1 201 Made it\r\nContent-Length: 2\r\nConnection: keep-alive, X-Hop\r\nKeep-Alive: 5\r\nX-Hop: 1\r\nSet-Cookie: a=1\r\n"
+            b"HTTP/1.1 201 Made it\r\nContent-Length: 2\r\nConnection: keep-alive, X-Hop\r\nKeep-Alive: "
+            b"5\r\nX-Hop: 1\r\nSet-Cookie: a=1\r\n"
             b"Set-Cookie: b=2\r\nLocation: /elsewhere\r\n\r\nok and nothing of this"
         )
 
@@ -258,23 +274,40 @@ def test_chunked_bodies_come_as_chunks_or_for_an_old_client_as_they_are(short_di
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         heard.append(head + (await reader.readuntil(b"0\r\n\r\n") if b"chunked" in head else b""))
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED_BODY + b"HTTP/1.1 200 OK\r\n\r\nnot yours")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + CHUNKED_BODY
+            + b"HTTP/1.1 200 OK\r\n\r\nnot yours"
+        )
 
     async def case() -> bytes:
         async with web(short_dir) as (_, port), server(serve) as behind:
             fields, body = (["Transfer-Encoding: Chunked"], CHUNKED_BODY) if version == "1.1" else ([], b"")
-            return await ask(port, request(f"/forward/shared/{behind}/", *fields, method="PUT", body=body, version=version))
+            return await ask(
+                port, request(f"/forward/shared/{behind}/", *fields, method="PUT", body=body, version=version)
+            )
 
     head, _, body = asyncio.run(case()).partition(b"\r\n\r\n")
     if version == "1.1":
-        assert heard[0].endswith(b"\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\na\r\n0123456789\r\n0\r\n\r\n")
+        assert heard[0].endswith(
+            b"\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\na\r\n0123456789\r\n0\r\n\r\n"
+        )
         assert b"Transfer-Encoding: chunked" in head and body == b"3\r\nabc\r\na\r\n0123456789\r\n0\r\n\r\n"
     else:
         assert b"Transfer-Encoding" not in head and body == b"abc0123456789"
 
 
 @pytest.mark.parametrize(
-    "body", [b"zz\r\n", b"3\r\nabcd\r\n0\r\n\r\n", b"-1\r\n", b"1" * 40 + b"\r\n", b"3\nabc\r\n0\r\n\r\n", b"\r\n", b"x" * 70000]
+    "body",
+    [
+        b"zz\r\n",
+        b"3\r\nabcd\r\n0\r\n\r\n",
+        b"-1\r\n",
+        b"1" * 40 + b"\r\n",
+        b"3\nabc\r\n0\r\n\r\n",
+        b"\r\n",
+        b"x" * 70000,
+    ],
 )
 def test_a_malformed_chunk_ends_the_request(short_dir: str, body: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -282,7 +315,9 @@ def test_a_malformed_chunk_ends_the_request(short_dir: str, body: bytes) -> None
 
     async def case() -> None:
         async with web(short_dir) as (_, port), server(serve) as behind:
-            raw = request(f"/forward/shared/{behind}/", "Transfer-Encoding: chunked", method="POST", body=body)
+            raw = request(
+                f"/forward/shared/{behind}/", "Transfer-Encoding: chunked", method="POST", body=body
+            )
             assert status(await ask(port, raw)) == 400
 
     asyncio.run(case())
@@ -291,13 +326,41 @@ def test_a_malformed_chunk_ends_the_request(short_dir: str, body: bytes) -> None
 @pytest.mark.parametrize(
     ("method", "answer", "shown"),
     [
-        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\nConnection: close\r\n\r\n"),
-        ("GET", b"HTTP/1.1 204 None\r\nX: 1\r\n\r\n", b"HTTP/1.1 204 None\r\nX: 1\r\nConnection: close\r\n\r\n"),
-        ("GET", b"HTTP/1.1 304 Same\r\nContent-Length: 7\r\n\r\n", b"HTTP/1.1 304 Same\r\nContent-Length: 7\r\nConnection: close\r\n\r\n"),
-        ("GET", b"HTTP/1.0 200 OK\r\n\r\nuntil the end", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end"),
-        ("HEAD", b"HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\n", b"HTTP/1.1 204 No\r\nConnection: close\r\n\r\n"),
-        ("GET", b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + HELLO, HELLO.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")),
-        ("GET", b"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 \r\nContent-Length: 0\r\nConnection: close\r\n\r\n"),
+        (
+            "HEAD",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\nConnection: close\r\n\r\n",
+        ),
+        (
+            "GET",
+            b"HTTP/1.1 204 None\r\nX: 1\r\n\r\n",
+            b"HTTP/1.1 204 None\r\nX: 1\r\nConnection: close\r\n\r\n",
+        ),
+        (
+            "GET",
+            b"HTTP/1.1 304 Same\r\nContent-Length: 7\r\n\r\n",
+            b"HTTP/1.1 304 Same\r\nContent-Length: 7\r\nConnection: close\r\n\r\n",
+        ),
+        (
+            "GET",
+            b"HTTP/1.0 200 OK\r\n\r\nuntil the end",
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end",
+        ),
+        (
+            "HEAD",
+            b"HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\n",
+            b"HTTP/1.1 204 No\r\nConnection: close\r\n\r\n",
+        ),
+        (
+            "GET",
+            b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + HELLO,
+            HELLO.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"),
+        ),
+        (
+            "GET",
+            b"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n",
+            b"HTTP/1.1 200 \r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+        ),
     ],
 )
 def test_answers_without_a_body_and_those_that_end_with_the_connection_end(
@@ -323,7 +386,11 @@ def test_a_client_that_waits_for_100_continue_is_told_so_when_the_server_is_ther
     async def case() -> None:
         async with web(short_dir) as (_, port), server(serve) as behind:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request(f"/forward/shared/{behind}/", "Content-Length: 4", "Expect: 100-continue", method="PUT"))
+            writer.write(
+                request(
+                    f"/forward/shared/{behind}/", "Content-Length: 4", "Expect: 100-continue", method="PUT"
+                )
+            )
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(b"body")
             assert (await reader.read()).endswith(b"hello")
@@ -340,12 +407,19 @@ def test_a_server_may_answer_before_it_has_the_whole_request(short_dir: str) -> 
 
     async def case() -> bytes:
         async with web(short_dir) as (_, port), server(serve) as behind:
-            return await ask(port, request(f"/forward/shared/{behind}/", "Content-Length: 99999999", method="PUT", body=b"x" * 100))
+            return await ask(
+                port,
+                request(
+                    f"/forward/shared/{behind}/", "Content-Length: 99999999", method="PUT", body=b"x" * 100
+                ),
+            )
 
     assert asyncio.run(case()).endswith(b"no")
 
 
-def test_one_request_is_served_for_each_connection_and_the_next_in_line_is_not_done_by_halves(short_dir: str) -> None:
+def test_one_request_is_served_for_each_connection_and_the_next_in_line_is_not_done_by_halves(
+    short_dir: str,
+) -> None:
     heard: list[bytes] = []
 
     async def case() -> bytes:
@@ -358,7 +432,9 @@ def test_one_request_is_served_for_each_connection_and_the_next_in_line_is_not_d
             over.set()
 
         async with web(short_dir) as (_, port), server(serve) as behind:
-            shown = await ask(port, request(f"/forward/shared/{behind}/one") + request(f"/forward/shared/{behind}/two"))
+            shown = await ask(
+                port, request(f"/forward/shared/{behind}/one") + request(f"/forward/shared/{behind}/two")
+            )
             await over.wait()
             return shown
 
@@ -396,7 +472,9 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(short_dir: str)
         ("\r\nhello", False),
     ],
 )
-def test_an_answer_that_was_not_whole_does_not_end_as_a_whole_one_does(short_dir: str, head: str, version: str, breaks_off: bool) -> None:
+def test_an_answer_that_was_not_whole_does_not_end_as_a_whole_one_does(
+    short_dir: str, head: str, version: str, breaks_off: bool
+) -> None:
     """A client that takes the end of the connection for that of the body would not notice."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -404,7 +482,9 @@ def test_an_answer_that_was_not_whole_does_not_end_as_a_whole_one_does(short_dir
         writer.write(b"HTTP/1.1 200 OK\r\n" + head.encode())
         if breaks_off:
             await shown.wait()
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
             writer.transport.abort()
 
     async def case() -> bytes:
@@ -433,7 +513,9 @@ def test_after_101_bytes_pass_both_ways_and_each_side_ends_its_own(short_dir: st
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"\r\nConnection: Upgrade\r\nUpgrade: eos-echo\r\n" in head
-        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: eos-echo\r\n\r\nearly ")
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: eos-echo\r\n\r\nearly "
+        )
         while piece := await reader.read(1 << 16):
             writer.write(piece.upper())
             await writer.drain()
@@ -442,9 +524,15 @@ def test_after_101_bytes_pass_both_ways_and_each_side_ends_its_own(short_dir: st
     async def case() -> bytes:
         async with web(short_dir) as (_, port), server(serve) as behind:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request(f"/forward/shared/{behind}/", "Connection: keep-alive, Upgrade", "Upgrade: eos-echo") + b"sent early ")
+            writer.write(
+                request(f"/forward/shared/{behind}/", "Connection: keep-alive, Upgrade", "Upgrade: eos-echo")
+                + b"sent early "
+            )
             head = await reader.readuntil(b"\r\n\r\n")
-            assert head == b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: eos-echo\r\n\r\n"
+            assert (
+                head
+                == b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: eos-echo\r\n\r\n"
+            )
             writer.write(b"ping")
             writer.write_eof()
             found = await reader.read()
@@ -454,7 +542,9 @@ def test_after_101_bytes_pass_both_ways_and_each_side_ends_its_own(short_dir: st
     assert asyncio.run(case()) == b"early SENT EARLY PING" + b" last words" * 2000
 
 
-def test_a_tunnel_is_over_when_the_server_is_gone_and_the_client_says_nothing(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tunnel_is_over_when_the_server_is_gone_and_the_client_says_nothing(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exchange, "GONE_POLL_S", 0.02)
 
     async def case() -> bytes:
@@ -465,7 +555,9 @@ def test_a_tunnel_is_over_when_the_server_is_gone_and_the_client_says_nothing(sh
             await reader.read()
 
         incoming: asyncio.Queue[Wire] = asyncio.Queue()
-        front = await asyncio.start_server(lambda reader, writer: incoming.put_nowait(Wire(reader, writer)), "127.0.0.1", 0)
+        front = await asyncio.start_server(
+            lambda reader, writer: incoming.put_nowait(Wire(reader, writer)), "127.0.0.1", 0
+        )
         async with asyncio.timeout(60), server(serve) as behind:
             reader, writer = await asyncio.open_connection("127.0.0.1", front.sockets[0].getsockname()[1])
             writer.write(request("/", "Connection: Upgrade", "Upgrade: x"))
@@ -492,7 +584,9 @@ def test_an_upgrade_that_nobody_asked_for_is_no_answer(short_dir: str) -> None:
 
     async def case() -> None:
         async with web(short_dir) as (_, port), server(serve) as behind:
-            shown = await ask(port, request(f"/forward/shared/{behind}/", "Upgrade: x"))  # without Connection: Upgrade
+            shown = await ask(
+                port, request(f"/forward/shared/{behind}/", "Upgrade: x")
+            )  # without Connection: Upgrade
             assert (status(shown), reason(shown)) == (502, "bad_response")
 
     asyncio.run(case())
@@ -501,7 +595,10 @@ def test_an_upgrade_that_nobody_asked_for_is_no_answer(short_dir: str) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 O", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70000 + b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200 O", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70000 + b"\r\n\r\n"],
+)
 def test_a_server_that_speaks_no_http_is_a_bad_gateway(short_dir: str, answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -530,7 +627,10 @@ def test_who_does_not_listen_is_502_and_who_does_not_answer_504(short_dir: str) 
                 with contextlib.suppress(BlockingIOError):
                     each.connect(full.getsockname())
             try:
-                async with web(short_dir, connect_timeout_s=0.2, response_timeout_s=0.2) as (_, port), server(silent) as behind:
+                async with (
+                    web(short_dir, connect_timeout_s=0.2, response_timeout_s=0.2) as (_, port),
+                    server(silent) as behind,
+                ):
                     for target, expected in (
                         (nobody.getsockname()[1], (502, "connect_failed")),
                         (full.getsockname()[1], (504, "connect_timed_out")),
@@ -559,12 +659,15 @@ def test_a_server_of_the_other_loopback_address_is_found(short_dir: str) -> None
 
 def test_hosts_are_checked_and_so_are_origins_unless_configured(short_dir: str) -> None:
     async def case() -> None:
-        async with web(short_dir, origins=["http://page.example"]) as (_, port), server(answer_hello) as behind:
+        async with (
+            web(short_dir, origins=["http://page.example"]) as (_, port),
+            server(answer_hello) as behind,
+        ):
             raw = request(f"/forward/shared/{behind}/", "Origin: http://page.example")
             assert status(await ask(port, raw)) == 200
             for host in ("localhost", "LOCALHOST:80", "[::1]:7001", "[::1]", "10.0.0.1", "localhost:"):
                 assert status(await ask(port, raw.replace(b"127.0.0.1:7001", host.encode()))) == 200, host
-            for host in ("page.example", "page.example:80", "[::1]page.example", "[::1", "[localhost]", "[127.0.0.1]", "::1", "localhost:80:80", "localhost:x",
+            for host in ("page.example", "page.example:80", "[::1]page.example", "[::1", "[localhost]", "[127.0.0.1]", "::1", "localhost:80:80", "localhost:x",  # noqa: E501
                          "localhost.page.example", "127.0.0.1@page.example", "0x7f.1", ":80"):  # fmt: skip
                 assert status(await ask(port, raw.replace(b"127.0.0.1:7001", host.encode()))) == 403, host
                 origin = request("/health", f"Origin: http://{host}")
@@ -585,15 +688,39 @@ def test_tokens_are_asked_for_as_configured_and_go_no_further(short_dir: str) ->
     async def case() -> None:
         async with web(short_dir) as (_, port), server(serve) as behind:
             assert status(await ask(port, request(f"/forward/shared/{behind}/"))) == 200
-            shown = await ask(port, request("/forward/isolated=00/80/"))  # from an address of the sandbox's own
-            assert (status(shown), reason(shown)) == (401, "unauthorized") and b"WWW-Authenticate: Bearer" in shown
+            shown = await ask(
+                port, request("/forward/isolated=00/80/")
+            )  # from an address of the sandbox's own
+            assert (status(shown), reason(shown)) == (
+                401,
+                "unauthorized",
+            ) and b"WWW-Authenticate: Bearer" in shown
         async with web(short_dir, auth="token") as (_, port), server(serve) as behind:
-            for fields in ([], ["Authorization: Bearer no"], ["Authorization: Basic " + TOKEN], ["X-Eos-Token: x"], [f"Cookie: {TOKEN}"]):
+            for fields in (
+                [],
+                ["Authorization: Bearer no"],
+                ["Authorization: Basic " + TOKEN],
+                ["X-Eos-Token: x"],
+                [f"Cookie: {TOKEN}"],
+            ):
                 assert status(await ask(port, request(f"/forward/shared/{behind}/", *fields))) == 401, fields
             heard.clear()
-            assert status(await ask(port, request(f"/forward/shared/{behind}/", f"authorization: bearer  {TOKEN} "))) == 200
             assert (
-                status(await ask(port, request(f"/forward/shared/{behind}/", f"X-Eos-Token: {TOKEN}", "Authorization: Bearer app"))) == 200
+                status(
+                    await ask(port, request(f"/forward/shared/{behind}/", f"authorization: bearer  {TOKEN} "))
+                )
+                == 200
+            )
+            assert (
+                status(
+                    await ask(
+                        port,
+                        request(
+                            f"/forward/shared/{behind}/", f"X-Eos-Token: {TOKEN}", "Authorization: Bearer app"
+                        ),
+                    )
+                )
+                == 200
             )
 
     asyncio.run(case())
@@ -636,10 +763,29 @@ def test_slow_clients_are_told_so(short_dir: str, monkeypatch: pytest.MonkeyPatc
         async with web(short_dir) as (_, port), server(swallow) as behind:
             assert status(await ask(port, b"GET /health HTTP/1.1\r\nHost: local")) == 408
             assert (
-                status(await ask(port, request("/files/list", f"X-Eos-Token: {TOKEN}", "Content-Length: 10", method="POST", body=b"{")))
+                status(
+                    await ask(
+                        port,
+                        request(
+                            "/files/list",
+                            f"X-Eos-Token: {TOKEN}",
+                            "Content-Length: 10",
+                            method="POST",
+                            body=b"{",
+                        ),
+                    )
+                )
                 == 408
             )
-            assert status(await ask(port, request(f"/forward/shared/{behind}/", "Content-Length: 10", method="POST", body=b"{"))) == 408
+            assert (
+                status(
+                    await ask(
+                        port,
+                        request(f"/forward/shared/{behind}/", "Content-Length: 10", method="POST", body=b"{"),
+                    )
+                )
+                == 408
+            )
             long = request("/health", "X: " + "x" * 70000)
             assert status(await ask(port, long)) == 431
             assert status(await ask(port, request("/health", *["X: 1"] * 200))) == 431
@@ -678,7 +824,9 @@ def test_a_client_that_left_frees_a_silent_server_and_one_that_only_ended_its_si
                 found = await reader.read()
                 writer.close()
                 return found
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
             writer.transport.abort()
             await ended.wait()
             while one.forwarding:
@@ -719,7 +867,7 @@ while True:
         if start[0] & 15 == 8:
             break
     peer.close()
-"""
+"""  # noqa: E501
 
 
 class Http:
@@ -741,7 +889,9 @@ class Http:
 
 def start_server(agent: Agent, session: str, script: str) -> str:
     agent.call("file_write", path="server.py", content=script, workspace_session_id=session)
-    started = agent.call("exec_command", cmd="exec python3 server.py", tty=False, workspace_session_id=session, yield_time_ms=0)
+    started = agent.call(
+        "exec_command", cmd="exec python3 server.py", tty=False, workspace_session_id=session, yield_time_ms=0
+    )
     lines: dict[str, Any] = {"output": ""}
     while "up" not in lines["output"]:
         lines = agent.call("read_command_lines", command_session_id=started["command_session_id"])
@@ -759,7 +909,11 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "uid", [pytest.param(None, marks=pytest.mark.needs("overlay")), pytest.param(65534, marks=pytest.mark.needs("uid", "userns"))]
+    "uid",
+    [
+        pytest.param(None, marks=pytest.mark.needs("overlay")),
+        pytest.param(65534, marks=pytest.mark.needs("uid", "userns")),
+    ],
 )
 def test_isolated_sessions_are_reached_by_their_ids_over_http_and_websocket_and_hang_up_when_they_end(
     start_agent: Callable[..., Agent], uid: int | None
@@ -767,13 +921,19 @@ def test_isolated_sessions_are_reached_by_their_ids_over_http_and_websocket_and_
     agent = start_agent(uid=uid)
     web_side = Http(agent)
     made = [agent.call("create_workspace_session", network_profile="isolated") for _ in range(2)]
-    assert [(one["network"], one["address"]) for one in made] == [("no_egress", "10.244.0.2"), ("no_egress", "10.244.0.3")]
+    assert [(one["network"], one["address"]) for one in made] == [
+        ("no_egress", "10.244.0.2"),
+        ("no_egress", "10.244.0.3"),
+    ]
     ids = [str(one["workspace_session_id"]) for one in made]
     for session in ids:
         start_server(agent, session, WEBSOCKET)
     for session in ids:
         shown = web_side.ask(f"/forward/isolated={session}/8000/page?a=b")
-        assert b"\r\n\r\n/page?a=b [" in shown and f"('X-Forwarded-Prefix', '/forward/isolated={session}/8000')".encode() in shown
+        assert (
+            b"\r\n\r\n/page?a=b [" in shown
+            and f"('X-Forwarded-Prefix', '/forward/isolated={session}/8000')".encode() in shown
+        )
         assert TOKEN.encode() not in shown
     with web_side.connect() as sock:
         handshake = [
@@ -782,20 +942,31 @@ def test_isolated_sessions_are_reached_by_their_ids_over_http_and_websocket_and_
             "Sec-WebSocket-Version: 13",
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
         ]
-        sock.sendall(request(f"/forward/isolated={ids[0]}/8000/", f"Authorization: Bearer {TOKEN}", *handshake))
+        sock.sendall(
+            request(f"/forward/isolated={ids[0]}/8000/", f"Authorization: Bearer {TOKEN}", *handshake)
+        )
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += read_exactly(sock, 1)
-        assert head.startswith(b"HTTP/1.1 101 ") and b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head  # RFC 6455, section 1.3
+        assert (
+            head.startswith(b"HTTP/1.1 101 ")
+            and b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head
+        )  # RFC 6455, section 1.3
         for text in (b"hello", b"again"):
-            sock.sendall(bytes([0x81, 0x80 | len(text)]) + b"mask" + bytes(byte ^ b"mask"[i % 4] for i, byte in enumerate(text)))
+            sock.sendall(
+                bytes([0x81, 0x80 | len(text)])
+                + b"mask"
+                + bytes(byte ^ b"mask"[i % 4] for i, byte in enumerate(text))
+            )
             assert read_exactly(sock, 2 + len(text)) == bytes([0x81, len(text)]) + text
         for found in agent.call("list_commands")["commands"]:
             agent.call("signal_command", command_session_id=found["command_session_id"], signal="KILL")
         assert sock.recv(1) == b""  # its server is gone
         for session in ids:
             agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=20)
-        wait_until_empty(min(children_of(agent.pid)))  # our end of the tunnel is open: that must not keep the session's network
+        wait_until_empty(
+            min(children_of(agent.pid))
+        )  # our end of the tunnel is open: that must not keep the session's network
     shown = web_side.ask(f"/forward/isolated={ids[0]}/8000/")
     assert (status(shown), reason(shown)) == (404, "session_not_found")
 
@@ -906,7 +1077,12 @@ def test_bodies_of_any_size_pass_in_constant_memory(agent: Agent) -> None:
             sent.update(piece)
     assert sent.digest() == expected.digest()
     with web_side.connect() as sock, sock.makefile("rb") as reader:
-        head = request(f"/forward/isolated={session}/8000/", f"X-Eos-Token: {TOKEN}", f"Content-Length: {128 << 20}", method="PUT")
+        head = request(
+            f"/forward/isolated={session}/8000/",
+            f"X-Eos-Token: {TOKEN}",
+            f"Content-Length: {128 << 20}",
+            method="PUT",
+        )
 
         def send() -> None:
             sock.sendall(head)

@@ -1,4 +1,6 @@
-"""Descriptors that lie in unix sockets are counted by user: one session that leaves many there keeps no other one from running commands."""
+"""Descriptors that lie in unix sockets are counted by user: one session that leaves many there keeps no other
+one from running commands.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .agent_process import Agent, refused
 from .test_session_limits import Starter, agent_of
 
 pytestmark = pytest.mark.needs("overlay")
-PEOPLE = pytest.mark.parametrize("ordinary", [pytest.param(True, marks=pytest.mark.needs("userns", "uid")), False])
+PEOPLE = pytest.mark.parametrize(
+    "ordinary", [pytest.param(True, marks=pytest.mark.needs("userns", "uid")), False]
+)
 MOST = 300
 HOARD = """
 import array, os, signal, socket
@@ -39,19 +43,25 @@ except BlockingIOError:
 except OSError as error:
     print(error.errno, left, flush=True)
 signal.pause()
-"""
+"""  # noqa: E501
 
 
 def hoard(agent: Agent, session: str) -> list[int]:
     agent.call("file_write", path="hoard.py", content=HOARD, workspace_session_id=session)
     done = agent.run("exec python3 hoard.py", session, tty=False, yield_time_ms=0)
-    while not (lines := agent.call("read_command_lines", command_session_id=done["command_session_id"])["output"].split()):
+    while not (
+        lines := agent.call("read_command_lines", command_session_id=done["command_session_id"])[
+            "output"
+        ].split()
+    ):
         pass
     return [int(word) for word in lines]
 
 
 @PEOPLE
-def test_what_a_session_leaves_in_sockets_keeps_no_other_from_commands_or_from_being_made(start_agent: Starter, ordinary: bool) -> None:
+def test_what_a_session_leaves_in_sockets_keeps_no_other_from_commands_or_from_being_made(
+    start_agent: Starter, ordinary: bool
+) -> None:
     agent = agent_of(start_agent, ordinary, workspace={"max_open_files": MOST})
     other, bad = agent.session(), agent.session()
     errno, left = hoard(agent, bad)
@@ -76,7 +86,9 @@ def in_flight(count: int, uid: int | None) -> Generator[None]:
         for _ in range(0, count, 250):
             one, other = socket.socketpair()
             held += [one, other]
-            one.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()] * 250))])
+            one.sendmsg(
+                [b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()] * 250))]
+            )
         os.write(ready[1], b"x")
         os.read(go_on[0], 1)
         os._exit(0)
@@ -91,7 +103,9 @@ def in_flight(count: int, uid: int | None) -> Generator[None]:
 
 
 @PEOPLE
-def test_where_others_left_too_many_a_command_is_refused_and_the_session_goes_on(start_agent: Starter, ordinary: bool) -> None:
+def test_where_others_left_too_many_a_command_is_refused_and_the_session_goes_on(
+    start_agent: Starter, ordinary: bool
+) -> None:
     agent = agent_of(start_agent, ordinary, workspace={"max_open_files": MOST})
     session = agent.session()
     assert agent.run("echo before", session, tty=False)["output"] == "before"

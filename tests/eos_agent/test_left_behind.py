@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.needs("overlay", "userns")]
 
 FORMS = pytest.mark.parametrize("form", [pytest.param("trusted", marks=pytest.mark.needs("root")), "user"])
 SCRIPTS = {
-    "polite": "trap 'sleep 0.1; echo cleaned > cleaned; exit' TERM; echo > armed; while :; do sleep 0.01; done\n",
+    "polite": (
+        "trap 'sleep 0.1; echo cleaned > cleaned; exit' TERM; echo > armed; while :; do sleep 0.01; done\n"
+    ),
     "stubborn": "trap '' TERM; echo > armed; while :; do sleep 0.01; done\n",
     "bomb": "trap '' TERM; f() { (sleep 0.02; f) & }; f; f; f; echo > armed; sleep 1000\n",
 }
@@ -87,10 +89,14 @@ def test_where_nothing_is_left_nobody_is_asked(form: str) -> None:
     assert in_box(scenario, form=form, files=SCRIPTS) == [True, True, False, False, True]
 
 
-def test_a_one_shot_and_a_publish_have_what_was_tidied_up_and_a_server_says_goodbye(start_agent: Callable[..., Agent]) -> None:
+def test_a_one_shot_and_a_publish_have_what_was_tidied_up_and_a_server_says_goodbye(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent(BASE, runtime={"workspace": {"left_behind_grace_s": 60}})
     ran = agent.run(f"{leaving('polite')}; rm armed", yield_time_ms=60_000)
-    assert [process["name"] for process in ran["left_behind"]][:1] == ["sh"] and ran["publish"]["published"], ran
+    assert [process["name"] for process in ran["left_behind"]][:1] == ["sh"] and ran["publish"][
+        "published"
+    ], ran
     assert agent.read("cleaned") == "cleaned"
     session = agent.session()
     agent.run(f"rm cleaned; {leaving('polite')}", session)
@@ -100,7 +106,12 @@ def test_a_one_shot_and_a_publish_have_what_was_tidied_up_and_a_server_says_good
         session = agent.session()
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listening.settimeout(60)
-            agent.call("file_write", path="server.py", content=SERVER % listening.getsockname()[1], workspace_session_id=session)
+            agent.call(
+                "file_write",
+                path="server.py",
+                content=SERVER % listening.getsockname()[1],
+                workspace_session_id=session,
+            )
             agent.run("setsid python3 server.py </dev/null >/dev/null 2>&1 &", session)
             connection, _ = listening.accept()
         with connection:
@@ -113,20 +124,26 @@ def test_a_one_shot_and_a_publish_have_what_was_tidied_up_and_a_server_says_good
             assert connection.recv(100) == b"goodbye"
 
 
-def test_a_one_shot_is_over_though_something_ignores_the_signal_and_git_leaves_no_lock(start_agent: Callable[..., Agent]) -> None:
-    """Seen at commit 83e28fb: `.git/gc.log.lock` and `gc.pid` were published, and no later gc did anything."""
+def test_a_one_shot_is_over_though_something_ignores_the_signal_and_git_leaves_no_lock(
+    start_agent: Callable[..., Agent],
+) -> None:
+    """Seen at commit 83e28fb: `.git/gc.log.lock` and `gc.pid` were published, and no later gc did anything."""  # noqa: E501
     agent = start_agent({**BASE, "f": b"0\n"}, runtime={"workspace": {"left_behind_grace_s": 1}})
     assert agent.run(leaving("stubborn"), yield_time_ms=60_000)["publish"]["published"]
     git = "git -c user.name=x -c user.email=x@y"
     many = "for n in $(seq 2000); do printf 'blob\\nmark :%s\\ndata 5\\n%05d\\n' $n $n; done"
     unpack = "git -c fastimport.unpackLimit=5000 fast-import --quiet"
     made = agent.run(
-        f"git init -q -b main; git config gc.auto 10; git add .; {git} -c gc.auto=0 commit -qm first; {many} | {unpack}",
+        f"git init -q -b main; git config gc.auto 10; git add .; {git} -c gc.auto=0 commit -qm first; "
+        f"{many} | {unpack}",
         yield_time_ms=60_000,
     )
     assert made["status"] == "ok", made
     detached = "-c gc.autoDetach=true -c maintenance.autoDetach=true"
     ran = agent.run(f"echo 1 > f; {git} {detached} commit -qam second", yield_time_ms=60_000)
     assert ran["status"] == "ok", ran
-    look = "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto 2>/dev/null; ls .git/objects/pack | grep -c 'pack$'"
+    look = (
+        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto 2>/dev/null; ls "
+        ".git/objects/pack | grep -c 'pack$'"
+    )
     assert agent.run(look, yield_time_ms=60_000)["output"] == "1"

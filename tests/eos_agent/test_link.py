@@ -23,7 +23,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def linked(scenario: Callable[[FrameSocket, socket.socket, asyncio.Event], Awaitable[None]]) -> None:
-    """Run it with a link, the other end of its socket, and what is set when the link has seen its peer's end."""
+    """Run it with a link, the other end of its socket, and what is set when the link has seen its peer's end."""  # noqa: E501
 
     async def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -55,7 +55,9 @@ def _readable(sock: socket.socket) -> int:
 
 @pytest.mark.parametrize("who", ["its peer", "its owner"])
 def test_a_send_that_waits_for_room_fails_once_its_link_is_closed_and_so_do_those_behind_it(who: str) -> None:
-    """A file helper that was killed while 1 MiB was on its way to it left that request without an answer for good."""
+    """A file helper that was killed while 1 MiB was on its way to it left that request without an answer for
+    good.
+    """
 
     async def scenario(link: FrameSocket, theirs: socket.socket, ended: asyncio.Event) -> None:
         first = await begun(link, theirs)
@@ -74,7 +76,9 @@ def test_a_send_that_waits_for_room_fails_once_its_link_is_closed_and_so_do_thos
 
 def test_a_send_of_which_nothing_went_out_fails_too_once_the_peer_is_gone() -> None:
     async def scenario(link: FrameSocket, theirs: socket.socket, ended: asyncio.Event) -> None:
-        for send in [asyncio.create_task(link.send({"id": number}, b"x" * (16 << 10))) for number in range(100)]:
+        for send in [
+            asyncio.create_task(link.send({"id": number}, b"x" * (16 << 10))) for number in range(100)
+        ]:
             await asyncio.wait([send], timeout=0)
         blocked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for _ in range(10):
@@ -84,7 +88,9 @@ def test_a_send_of_which_nothing_went_out_fails_too_once_the_peer_is_gone() -> N
         theirs.close()
         await ended.wait()
         found = await asyncio.gather(*blocked, return_exceptions=True)
-        assert {type(error) for error in found} <= {BrokenPipeError, type(None)} and BrokenPipeError in {type(error) for error in found}
+        assert {type(error) for error in found} <= {BrokenPipeError, type(None)} and BrokenPipeError in {
+            type(error) for error in found
+        }
 
     linked(scenario)
 

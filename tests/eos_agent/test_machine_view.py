@@ -1,4 +1,6 @@
-"""What a local session sees of the machine: as it is when a command begins, without what is hidden, whichever mount shows it."""
+"""What a local session sees of the machine: as it is when a command begins, without what is hidden, whichever
+mount shows it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ both_forms = pytest.mark.parametrize(
 )
 
 
-def in_machine(scenario: Callable[..., object], form: str, before_fork: Callable[[str], None] | None = None) -> object:
+def in_machine(
+    scenario: Callable[..., object], form: str, before_fork: Callable[[str], None] | None = None
+) -> object:
     return in_box(scenario, form=form, parent="/var/tmp", before_fork=before_fork)  # type: ignore[arg-type]
 
 
@@ -40,7 +44,9 @@ def test_a_command_sees_what_was_made_replaced_and_removed_on_the_machine_since_
         (folder / "sub").mkdir(parents=True)
         (folder / "old").write_text("first")
         (folder / "gone").write_text("there")
-        script = f"cd {folder}; for f in old new gone sub/new; do cat $f 2>/dev/null || echo none; done; ls sub"
+        script = (
+            f"cd {folder}; for f in old new gone sub/new; do cat $f 2>/dev/null || echo none; done; ls sub"
+        )
         live = await box.session()
         found = [(await live.run(script)).out]
         (folder / "new").write_text("new")
@@ -65,7 +71,9 @@ def test_a_secret_that_is_made_after_the_sandbox_is_hidden_from_the_sessions_tha
             path.write_text("secret")
         Path(box.top, "home/.config/harmless").write_text("shown\n")
         look = f"cd {box.top}/home; cat .npmrc .config/gcloud/key .m2/settings.xml; cat .config/harmless"
-        return (await before.run("cat " + f"{box.top}/home/.npmrc")).out, (await (await box.session()).run(look)).out
+        return (await before.run("cat " + f"{box.top}/home/.npmrc")).out, (
+            await (await box.session()).run(look)
+        ).out
 
     first, second = in_machine(scenario, form)  # type: ignore[misc]
     assert "secret" not in first + second and second.endswith("shown\n")
@@ -74,16 +82,28 @@ def test_a_secret_that_is_made_after_the_sandbox_is_hidden_from_the_sessions_tha
 @both_forms
 def test_tools_that_have_their_settings_beside_secrets_keep_the_settings(form: str) -> None:
     def before(top: str) -> None:
-        for name in (".config/git/config", ".config/git/credentials", ".cargo/config.toml", ".cargo/credentials.toml", ".gitconfig"):
+        for name in (
+            ".config/git/config",
+            ".config/git/credentials",
+            ".cargo/config.toml",
+            ".cargo/credentials.toml",
+            ".gitconfig",
+        ):
             path = Path(top, "home", name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{name}\n")
 
     async def scenario(box: Box) -> str:
         live = await box.session()
-        return (await live.run(f"cd {box.top}/home; cat .gitconfig .config/git/* .cargo/*; stat -c %a .config .cargo")).out
+        return (
+            await live.run(
+                f"cd {box.top}/home; cat .gitconfig .config/git/* .cargo/*; stat -c %a .config .cargo"
+            )
+        ).out
 
-    assert in_machine(scenario, form, before) == ".gitconfig\n.config/git/config\n.cargo/config.toml\n755\n755\n"
+    assert (
+        in_machine(scenario, form, before) == ".gitconfig\n.config/git/config\n.cargo/config.toml\n755\n755\n"
+    )
 
 
 @both_forms
@@ -95,9 +115,17 @@ def test_a_link_to_a_secret_and_what_it_points_to_are_both_hidden(form: str) -> 
 
     async def scenario(box: Box) -> str:
         live = await box.session()
-        return (await live.run(f"cat {box.top}/home/.ssh/id {box.top}/elsewhere/id; ls -A {box.top}/home; echo end")).out
+        return (
+            await live.run(
+                f"cat {box.top}/home/.ssh/id {box.top}/elsewhere/id; ls -A {box.top}/home; echo end"
+            )
+        ).out
 
-    assert "secret" not in str(found := in_machine(scenario, form, before)) and str(found).endswith("end\n") and ".ssh\n" not in str(found)
+    assert (
+        "secret" not in str(found := in_machine(scenario, form, before))
+        and str(found).endswith("end\n")
+        and ".ssh\n" not in str(found)
+    )
 
 
 @as_root
@@ -112,7 +140,11 @@ def test_the_root_of_the_machine_mounted_once_more_shows_no_more(tmp_path: Path)
     async def scenario(box: Box) -> str:
         try:
             live = await box.session()
-            return (await live.run(f"cat {box.top}/machine{box.top}/private/token; ls {box.top}/machine/etc/passwd")).out
+            return (
+                await live.run(
+                    f"cat {box.top}/machine{box.top}/private/token; ls {box.top}/machine/etc/passwd"
+                )
+            ).out
         finally:
             syscalls.umount(f"{box.top}/machine", syscalls.MNT_DETACH)
 
@@ -121,10 +153,31 @@ def test_the_root_of_the_machine_mounted_once_more_shows_no_more(tmp_path: Path)
 
 
 def test_the_list_holds_what_people_keep_keys_in() -> None:
-    wanted = {".git-credentials", ".npmrc", ".pypirc", ".vault-token", ".pgpass", ".config/gh", ".config/gcloud", ".azure", ".claude"}
-    wanted |= {".claude.json", ".codex", ".gemini", ".local/share/keyrings", ".password-store", ".bash_history", ".zsh_history", ".mozilla"}
+    wanted = {
+        ".git-credentials",
+        ".npmrc",
+        ".pypirc",
+        ".vault-token",
+        ".pgpass",
+        ".config/gh",
+        ".config/gcloud",
+        ".azure",
+        ".claude",
+    }
+    wanted |= {
+        ".claude.json",
+        ".codex",
+        ".gemini",
+        ".local/share/keyrings",
+        ".password-store",
+        ".bash_history",
+        ".zsh_history",
+        ".mozilla",
+    }
     assert wanted <= set(secret_paths.SECRET_NAMES)
-    assert all(name == os.path.normpath(name) and not name.startswith("/") for name in secret_paths.SECRET_NAMES)
+    assert all(
+        name == os.path.normpath(name) and not name.startswith("/") for name in secret_paths.SECRET_NAMES
+    )
     assert len(set(secret_paths.SECRET_NAMES)) == len(secret_paths.SECRET_NAMES)
 
 
@@ -135,7 +188,9 @@ def test_what_lies_over_an_overlay_of_ours_is_left_alone_when_that_looks_again()
     def in_child(top: str) -> bool:
         for name in ("one", "two", "at"):
             os.mkdir(f"{top}/{name}")
-        syscalls.mount("eos-view", f"{top}/at", "overlay", syscalls.MS_RDONLY, f"lowerdir={top}/one:{top}/two")
+        syscalls.mount(
+            "eos-view", f"{top}/at", "overlay", syscalls.MS_RDONLY, f"lowerdir={top}/one:{top}/two"
+        )
         syscalls.mount("tmpfs", f"{top}/at", "tmpfs")
         machine_view.refresh(os.getpid())
         Path(top, "at/written").write_text("x")

@@ -1,4 +1,6 @@
-"""File operations in a session that cannot open the library of the interpreter that it runs on: in Docker it never can, `/eos` is masked."""
+"""File operations in a session that cannot open the library of the interpreter that it runs on: in Docker it
+never can, `/eos` is masked.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,19 @@ def session(masked: Agent) -> Generator[str]:
 
 def test_the_library_is_masked(masked: Agent, session: str) -> None:
     assert os.path.exists(os.__file__)
-    looked = "; ".join(f"test -e {path} && echo there: {path}" for path in (os.path.dirname(os.__file__), os.__file__)) + "; echo looked"
+    looked = (
+        "; ".join(
+            f"test -e {path} && echo there: {path}" for path in (os.path.dirname(os.__file__), os.__file__)
+        )
+        + "; echo looked"
+    )
     assert masked.run(looked, session)["output"].strip() == "looked"  # what is hidden is not there (ADR 0038)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "base64"])
-def test_files_are_read_written_and_edited_in_each_encoding(masked: Agent, session: str, encoding: str) -> None:
+def test_files_are_read_written_and_edited_in_each_encoding(
+    masked: Agent, session: str, encoding: str
+) -> None:
     at = {"workspace_session_id": session, "encoding": encoding}
     content = {"utf-8": "é", "latin-1": "caf\xe9\nx", "base64": "AP8="}[encoding]
     masked.call("file_write", path="new", content=content, **at)
@@ -55,7 +64,9 @@ def test_files_are_read_written_and_edited_in_each_encoding(masked: Agent, sessi
         assert masked.call("file_read", path="new", **at)["content"] == content.replace("é", "e")
 
 
-@pytest.mark.parametrize("pattern", [r"\N{BULLET}", r"(?i)ONE", r"\w+\s", r"(?a:o)", r"[^\W\d]+ (?=•)", r"one(?#comment)"])
+@pytest.mark.parametrize(
+    "pattern", [r"\N{BULLET}", r"(?i)ONE", r"\w+\s", r"(?a:o)", r"[^\W\d]+ (?=•)", r"one(?#comment)"]
+)
 def test_expressions_of_every_kind_are_searched_for(masked: Agent, session: str, pattern: str) -> None:
     found = masked.call("file_search", pattern=pattern, regex=True, path="text", workspace_session_id=session)
     assert [match["line"] for match in found["matches"]] == [1]
@@ -75,7 +86,9 @@ def test_expressions_of_every_kind_are_searched_for(masked: Agent, session: str,
         ("file_list", {"path": "none"}, "file_not_found"),
     ],
 )
-def test_refusals_are_told_as_elsewhere(masked: Agent, session: str, op: str, args: dict[str, Any], reason: str) -> None:
+def test_refusals_are_told_as_elsewhere(
+    masked: Agent, session: str, op: str, args: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(Failed) as caught:
         masked.call(op, workspace_session_id=session, **args)
     assert caught.value.reason == reason

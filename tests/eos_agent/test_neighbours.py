@@ -15,7 +15,9 @@ from eos_agent.machine import engine_roots, neighbours, secret_paths
 from .bare_zygote import Box, in_box
 
 
-def test_a_note_names_folders_for_others_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_names_folders_for_others_until_they_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(secret_paths, "homes", lambda: [str(tmp_path)])
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -28,7 +30,9 @@ def test_a_note_names_folders_for_others_until_they_are_gone(tmp_path: Path, mon
     assert len(list(register.iterdir())) == 1 and neighbours.folders() == [str(tmp_path / "two")]
 
 
-def test_a_note_counts_for_what_belongs_to_its_writer_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_counts_for_what_belongs_to_its_writer_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(secret_paths, "homes", lambda: [str(tmp_path)])
     register = tmp_path / neighbours.REGISTER
     register.mkdir(parents=True)
@@ -52,7 +56,10 @@ def test_a_note_counts_for_what_belongs_to_its_writer_and_nothing_else(tmp_path:
 
 @pytest.mark.parametrize(
     "form",
-    [pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")), pytest.param("user", marks=pytest.mark.needs("userns"))],
+    [
+        pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
+        pytest.param("user", marks=pytest.mark.needs("userns")),
+    ],
 )
 def test_sessions_see_no_folder_of_a_gateway_that_was_there_before_or_comes_later(form: str) -> None:
     def gateway(top: str, name: str) -> None:
@@ -64,7 +71,9 @@ def test_sessions_see_no_folder_of_a_gateway_that_was_there_before_or_comes_late
         first = await box.session()
         look = f"cat {box.top}/before/token {box.top}/later/token; echo end"
         seen = [(await first.run(look)).out]
-        neighbours.note(f"{box.top}/home", [f"{box.top}/long-gone", f"{box.top}/later"])  # of a gateway that ran here before
+        neighbours.note(
+            f"{box.top}/home", [f"{box.top}/long-gone", f"{box.top}/later"]
+        )  # of a gateway that ran here before
         seen.append((await first.run(look)).out)
         running = await first.start(f"while ! [ -e go ]; do sleep 0.1; done; {look}")
         gateway(box.top, "later")
@@ -78,7 +87,9 @@ def test_sessions_see_no_folder_of_a_gateway_that_was_there_before_or_comes_late
         seen.append((await first.run(look)).out)
         return seen
 
-    for found in in_box(scenario, form=form, parent="/var/tmp", before_fork=lambda top: gateway(top, "before")):
+    for found in in_box(
+        scenario, form=form, parent="/var/tmp", before_fork=lambda top: gateway(top, "before")
+    ):
         assert "secret" not in found and found.endswith("end\n")
 
 
@@ -90,7 +101,9 @@ def test_a_command_that_runs_on_hears_of_a_gateway_that_begins_meanwhile() -> No
         os.mkdir(f"{box.top}/later")
         Path(f"{box.top}/later/token").write_text("secret")
         token = f"{box.top}/later/token"
-        running = await (await box.session()).start(f"cat {token}; while [ -e {token} ]; do sleep 0.05; done; echo hidden")
+        running = await (await box.session()).start(
+            f"cat {token}; while [ -e {token} ]; do sleep 0.05; done; echo hidden"
+        )
         await running.saw("secret")
         neighbours.note(f"{box.top}/home", [f"{box.top}/later"])
         return (await running.ended()).out
@@ -98,10 +111,14 @@ def test_a_command_that_runs_on_hears_of_a_gateway_that_begins_meanwhile() -> No
     assert in_box(scenario, form="trusted", parent="/var/tmp") == "secrethidden\n"
 
 
-def test_the_data_of_engines_is_where_their_configuration_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_of_engines_is_where_their_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
         ".config/docker/daemon.json": json.dumps({"data-root": "/srv/docker"}),
-        ".config/containers/storage.conf": '[storage]\ngraphroot = "/srv/podman/"\n# graphroot = "/no"\nrunroot = "/run/x"\n',
+        ".config/containers/storage.conf": (
+            '[storage]\ngraphroot = "/srv/podman/"\n# graphroot = "/no"\nrunroot = "/run/x"\n'
+        ),
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""The network of isolated sessions: who has which address, who reaches whom, and what is left. Every packet goes over a real bridge."""
+"""The network of isolated sessions: who has which address, who reaches whom, and what is left. Every packet
+goes over a real bridge.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from .bare_zygote import Box, Live, in_box
 from .bridge import ports_of, wait_until
 
 both_forms = pytest.mark.parametrize(
-    "form", [pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")), pytest.param("user", marks=pytest.mark.needs("userns"))]
+    "form",
+    [
+        pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
+        pytest.param("user", marks=pytest.mark.needs("userns")),
+    ],
 )
 
 PYTHON = ["/usr/bin/env", "python3", "-c"]
@@ -49,7 +55,9 @@ def ping(address):
 
 
 async def serve(live: Live, name: str, port: int = 8000) -> None:
-    """A server at every address of the session that says `name` to each caller, and what comes to its UDP port into a file."""
+    """A server at every address of the session that says `name` to each caller, and what comes to its UDP
+    port into a file.
+    """
     script = f"""
 import socket, threading
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -75,13 +83,18 @@ async def python(live: Live, script: str) -> str:
 
 
 @both_forms
-def test_three_sessions_have_three_addresses_and_each_reaches_its_own_server_and_the_gateway_only(form: str) -> None:
+def test_three_sessions_have_three_addresses_and_each_reaches_its_own_server_and_the_gateway_only(
+    form: str,
+) -> None:
     async def scenario(box: Box) -> tuple[list[str], list[str | None], list[bytes], list[str], list[str]]:
         lives = [await box.session(name, network="isolated") for name in ("red", "green", "blue")]
         for live in lives:
             await serve(live, live.name)
         seen = [await python(live, "print(own())") for live in lives]
-        script = "print(*(socket.create_connection((a, 8000), 20).recv(9).decode() for a in ('127.0.0.1', own())), ping('10.244.0.1'))"
+        script = (
+            "print(*(socket.create_connection((a, 8000), 20).recv(9).decode() for a in ('127.0.0.1', "
+            "own())), ping('10.244.0.1'))"
+        )
         own = [await python(live, script) for live in lives]
         others = f"""
 for address in set({seen!r}) - {{own()}}:
@@ -100,13 +113,19 @@ for address in set({seen!r}) - {{own()}}:
 
     seen, told, heard, own, tried = in_box(scenario, form=form)
     assert seen == told == ["10.244.0.2", "10.244.0.3", "10.244.0.4"]
-    assert own == ["red red True", "green green True", "blue blue True"] and heard == [b"red", b"green", b"blue"]
+    assert own == ["red red True", "green green True", "blue blue True"] and heard == [
+        b"red",
+        b"green",
+        b"blue",
+    ]
     assert len(tried) == 6 and "reached" not in tried, tried
 
 
 @both_forms
 def test_frames_made_by_hand_reach_no_other_session_directly_or_over_the_gateway(form: str) -> None:
-    """With NET_RAW a session sends what it likes. The answer to its ping shows that the frames before it have arrived where they could."""
+    """With NET_RAW a session sends what it likes. The answer to its ping shows that the frames before it have
+    arrived where they could.
+    """
 
     async def scenario(box: Box) -> tuple[str, str]:
         red, blue = [await box.session(name, network="isolated") for name in ("red", "blue")]
@@ -133,7 +152,7 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as r
         head = head[:10] + struct.pack(">H", check(head)) + head[12:]
         raw.send(bytes.fromhex(target.replace(":", "")) + mine + b"\\x08\\x00" + head + udp)
 ping("10.244.0.1")
-""",
+""",  # noqa: E501
         )
         await python(
             blue,
@@ -202,12 +221,17 @@ def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_
 
     addresses, before, left = in_box(scenario, form=form)
     assert addresses == [f"10.244.0.{n}" for n in (2, 3, 4, 5, 6)]
-    assert before == ["eos-iws-1001", "eos-iws-1002", "eos-iws-1003"] and left == ["eos-iws-1004", "eos-iws-1005"]
+    assert before == ["eos-iws-1001", "eos-iws-1002", "eos-iws-1003"] and left == [
+        "eos-iws-1004",
+        "eos-iws-1005",
+    ]
 
 
 @pytest.mark.soak
 @both_forms
-def test_more_sessions_than_there_are_addresses_one_after_the_other_leave_no_descriptor_and_no_port(form: str) -> None:
+def test_more_sessions_than_there_are_addresses_one_after_the_other_leave_no_descriptor_and_no_port(
+    form: str,
+) -> None:
     async def scenario(box: Box) -> tuple[set[str | None], int, int, list[str]]:
         def descriptors() -> int:
             return len(os.listdir(f"/proc/{box.zygote.pid}/fd"))
@@ -221,7 +245,9 @@ def test_more_sessions_than_there_are_addresses_one_after_the_other_leave_no_des
         return addresses, before, descriptors(), wait_until(box.zygote.pid, 0)
 
     addresses, before, after, left = in_box(scenario, form=form)
-    assert len(addresses) == 253 and abs(after - before) <= 2 and left == []  # the spare for shared sessions comes and goes
+    assert (
+        len(addresses) == 253 and abs(after - before) <= 2 and left == []
+    )  # the spare for shared sessions comes and goes
 
 
 @both_forms
@@ -240,14 +266,22 @@ def test_when_all_addresses_are_in_use_the_next_session_is_refused_by_name_until
 
     message, details, address = in_box(scenario, form=form, before_fork=three)
     assert "isolated_ip_pool_exhausted" in message and address == "10.244.0.3"
-    assert (details["reason"], details["step"], details["errno"]) == ("setup_failed", "join the network", "EADDRNOTAVAIL")
+    assert (details["reason"], details["step"], details["errno"]) == (
+        "setup_failed",
+        "join the network",
+        "EADDRNOTAVAIL",
+    )
 
 
 @pytest.mark.needs("userns")
 @pytest.mark.parametrize("provider", ["local", "docker"])
-def test_where_the_kernel_gives_no_bridge_there_is_a_loopback_locally_and_a_refusal_in_docker(provider: str) -> None:
+def test_where_the_kernel_gives_no_bridge_there_is_a_loopback_locally_and_a_refusal_in_docker(
+    provider: str,
+) -> None:
     def one_namespace(_top: str) -> None:
-        with open("/proc/sys/user/max_net_namespaces", "w") as limit:  # of this user namespace: the session's, and none for the bridge
+        with open(
+            "/proc/sys/user/max_net_namespaces", "w"
+        ) as limit:  # of this user namespace: the session's, and none for the bridge
             limit.write("1")
 
     async def scenario(box: Box) -> tuple[Any, Any]:
@@ -281,15 +315,19 @@ try:
 except OSError:
     writable = False
 print(repr((named, sorted(links), sorted({os.path.basename(path) for path in (*found, *links.values())}), firmware, groups, writable)))
-"""
+"""  # noqa: E501
 
 
 @both_forms
 @pytest.mark.parametrize("provider", ["local", "docker"])
-def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_of_it_as_any_session_does(form: str, provider: str) -> None:
+def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_of_it_as_any_session_does(
+    form: str, provider: str
+) -> None:
     async def scenario(box: Box) -> tuple[Any, Any]:
         own, shared = await box.session(network="isolated"), await box.session()
-        return ast.literal_eval(await python(own, INTERFACES)), ast.literal_eval(await python(shared, INTERFACES))
+        return ast.literal_eval(await python(own, INTERFACES)), ast.literal_eval(
+            await python(shared, INTERFACES)
+        )
 
     (named, links, found, firmware, groups, writable), theirs = in_box(scenario, form=form, provider=provider)
     assert "lo" in named and "eth0" in named and links == found == named
@@ -301,7 +339,8 @@ def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_o
 def test_where_the_kernel_gives_no_sysfs_an_isolated_session_sees_no_interface_in_sys() -> None:
     def masked_for_good(_top: str) -> None:
         syscalls.mount("tmpfs", "/sys/firmware", "tmpfs", 0, "size=4k")
-        in_namespace.enter_user_namespace()  # what was mounted before cannot be taken away in it, user_namespaces(7)
+        # what was mounted before cannot be taken away in it, user_namespaces(7)
+        in_namespace.enter_user_namespace()
 
     async def scenario(box: Box) -> Any:
         return ast.literal_eval(await python(await box.session(network="isolated"), INTERFACES))

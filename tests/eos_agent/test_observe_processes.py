@@ -1,4 +1,6 @@
-"""`topology`, `daemon`, `resources`, `cgroup` and the layers of `layerstack`, beside what the kernel says of the same agent."""
+"""`topology`, `daemon`, `resources`, `cgroup` and the layers of `layerstack`, beside what the kernel says of
+the same agent.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,10 @@ def test_each_session_shows_its_own_processes_and_only_those(agent: Agent) -> No
             assert row["cgroup_memberships"] == Path(f"/proc/{row['pid']}/cgroup").read_text().splitlines()
             assert Path(f"/proc/{row['pid']}/comm").read_text().strip() == row["name"]
             seen = procfs.look(row["pid"])
-            assert seen is not None and (seen.parent, seen.started_ticks) == (row["parent_pid"], row["start_time_ticks"])
+            assert seen is not None and (seen.parent, seen.started_ticks) == (
+                row["parent_pid"],
+                row["start_time_ticks"],
+            )
             assert row["resident_memory_bytes"] > 0 and row["cpu_time_us"] >= 0
         namespaces |= {one["mount_namespace"], one["pid_namespace"]}
     assert len(namespaces) == 6
@@ -108,7 +113,12 @@ def test_processes_that_end_while_they_are_looked_at_are_no_error_and_a_crowd_is
     for _ in range(40):
         workspaces(agent)
     agent.call("signal_command", command_session_id=churn, signal="KILL")
-    agent.run("i=0; while [ $i -lt 520 ]; do sleep 1000 & i=$((i+1)); done; wait", session, yield_time_ms=0, tty=False)
+    agent.run(
+        "i=0; while [ $i -lt 520 ]; do sleep 1000 & i=$((i+1)); done; wait",
+        session,
+        yield_time_ms=0,
+        tty=False,
+    )
     end = time.monotonic() + WAIT_S
     while not (tree := agent.call("topology")["topology"])["truncated"]:
         assert time.monotonic() < end, tree
@@ -161,14 +171,30 @@ def test_the_agents_own_figures_are_those_of_the_kernel(shared_agent: Agent) -> 
         assert daemon[name] >= 0
     assert daemon["cgroup_memberships"] == Path(f"/proc/{shared_agent.pid}/cgroup").read_text().splitlines()
     assert abs(daemon["file_descriptor_count"] - len(os.listdir(f"/proc/{shared_agent.pid}/fd"))) <= 4
-    assert daemon["runtime_config"]["max_active_commands"] == 32 and daemon["runtime_config"]["max_concurrent_connections"] == 64
-    assert daemon["runtime_usage"]["active_commands"] == 1 and daemon["runtime_usage"]["connection_admission_in_use"] == 1
-    assert daemon["ownership"]["open_workspaces"] == daemon["ownership"]["live_holders"] == daemon["ownership"]["active_layer_leases"] == 1
+    assert (
+        daemon["runtime_config"]["max_active_commands"] == 32
+        and daemon["runtime_config"]["max_concurrent_connections"] == 64
+    )
+    assert (
+        daemon["runtime_usage"]["active_commands"] == 1
+        and daemon["runtime_usage"]["connection_admission_in_use"] == 1
+    )
+    assert (
+        daemon["ownership"]["open_workspaces"]
+        == daemon["ownership"]["live_holders"]
+        == daemon["ownership"]["active_layer_leases"]
+        == 1
+    )
     assert daemon["allocator"]["supported"] is False and set(daemon["allocator"].values()) == {False, None}
     shared_agent.call("signal_command", command_session_id=command, signal="KILL")
     shared_agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=WAIT_S)
     lifecycle = shared_agent.call("daemon")["daemon"]["lifecycle"]
-    assert lifecycle["holder_exit_total"] == lifecycle["cleanup_attempt_total"] == lifecycle["cleanup_terminal_total"] == 1
+    assert (
+        lifecycle["holder_exit_total"]
+        == lifecycle["cleanup_attempt_total"]
+        == lifecycle["cleanup_terminal_total"]
+        == 1
+    )
     assert (lifecycle["cleanup_failure_total"], lifecycle["last_cleanup_result"]) == (0, "completed")
     assert lifecycle["retained_event_count"] > 0 == lifecycle["dropped_event_total"]
 
@@ -191,7 +217,10 @@ def test_samples_of_sandbox_sessions_and_stack_come_at_their_interval(start_agen
     agent.call("file_write", path="more", content="x" * 5000)
 
     def enough() -> bool:
-        return len(agent.call("resources")["series"]) >= 4 and len(agent.call("cgroup", scope=session)["series"]) >= 3
+        return (
+            len(agent.call("resources")["series"]) >= 4
+            and len(agent.call("cgroup", scope=session)["series"]) >= 3
+        )
 
     end = time.monotonic() + WAIT_S
     while not enough():
@@ -210,16 +239,26 @@ def test_samples_of_sandbox_sessions_and_stack_come_at_their_interval(start_agen
     for before, one in zip([first, *others], others, strict=False):
         assert one["ts"] - before["ts"] == one["sample_delta_ms"] > 0
         assert one["deltas"]["cpu_usec"] == one["metrics"]["cpu_usec"] - before["metrics"]["cpu_usec"] >= 0
-        assert one["metrics"]["mem_cur"] > 1 << 20 and one["metrics"]["pids_cur"] >= 3 and one["metrics"]["mem_max_unlimited"]
+        assert (
+            one["metrics"]["mem_cur"] > 1 << 20
+            and one["metrics"]["pids_cur"] >= 3
+            and one["metrics"]["mem_max_unlimited"]
+        )
     busy = agent.call("cgroup", scope=session)
-    assert "availability" not in busy and busy["scope"] == session and busy["topology"]["workspaces"][0]["workspace_id"] == session
+    assert (
+        "availability" not in busy
+        and busy["scope"] == session
+        and busy["topology"]["workspaces"][0]["workspace_id"] == session
+    )
     assert sum(one["deltas"].get("cpu_usec", 0) for one in busy["series"]) > 0
     whole = agent.call("cgroup", scope="sandbox")
     assert whole["availability"] == "partial" and len(whole["series"]) >= 4
     trend = agent.call("layerstack")["trend"]
     assert trend[-1]["metrics"]["layer_count"] == 2 and trend[-1]["metrics"]["total_bytes"] == 5000
     snapshot = agent.call("snapshot")
-    assert snapshot["resources"]["latest"]["metrics"]["cpu_usec"] > 0 and snapshot["resources"]["history"] == []
+    assert (
+        snapshot["resources"]["latest"]["metrics"]["cpu_usec"] > 0 and snapshot["resources"]["history"] == []
+    )
     assert snapshot["workspaces"][0]["resources"]["latest"]["metrics"]["pids_cur"] >= 2
     assert agent.call("resources", window_ms=0)["series"] == []
     for op in ("resources", "cgroup", "layerstack"):
@@ -243,7 +282,9 @@ def test_a_session_that_was_not_sampled_yet_has_one_point_of_now(start_agent: St
 
 @needs_overlay
 def test_what_a_layer_lists_is_told_by_kind_and_page(agent: Agent) -> None:
-    agent.run("rm README.md; ln -s x link; mkdir new; echo 1 > new/f; rm -r src; mkdir src; echo 2 > src/other")
+    agent.run(
+        "rm README.md; ln -s x link; mkdir new; echo 1 > new/f; rm -r src; mkdir src; echo 2 > src/other"
+    )
     layer_id = agent.call("layerstack")["layers"][0]["layer_id"]
     found = agent.call("layerstack", layer_id=layer_id)
     assert found == {
@@ -280,7 +321,12 @@ def test_what_a_layer_lists_is_told_by_kind_and_page(agent: Agent) -> None:
 
 
 def test_an_opaque_directory_is_an_entry_and_one_on_the_way_is_none(tmp_path: Path) -> None:
-    index = {"": record("d", quiet=True), "a": record("d", quiet=True), "a/b": record("d", opaque=True), "a/b/c": record("w")}
+    index = {
+        "": record("d", quiet=True),
+        "a": record("d", quiet=True),
+        "a/b": record("d", opaque=True),
+        "a/b/c": record("w"),
+    }
     layer = Layer(LayerId("L000002-00000000"), DiskTree(str(tmp_path), TRUSTED), 2, index)
     assert list(changed_paths(layer)) == [("a/b", "opaque_dir"), ("a/b/c", "delete")]
 
@@ -295,7 +341,10 @@ def test_both_versions_of_cgroups_are_read(tmp_path: Path) -> None:
         ("v2/memory.max", "max\n"),
         ("v2/pids.current", "9\n"),
         ("v1/cpuacct/cpuacct.usage", "812345678\n"),
-        ("v1/blkio/blkio.throttle.io_service_bytes", "8:0 Read 100\n8:0 Write 4096\n8:0 Total 4196\nTotal 4196\n"),
+        (
+            "v1/blkio/blkio.throttle.io_service_bytes",
+            "8:0 Read 100\n8:0 Write 4096\n8:0 Total 4196\nTotal 4196\n",
+        ),
         ("v1/memory/memory.usage_in_bytes", "41943040\n"),
         ("v1/memory/memory.limit_in_bytes", "536870912\n"),
         ("v1/pids/pids.current", "9\n"),
@@ -334,11 +383,26 @@ def test_sums_over_processes_are_of_those_that_can_be_seen() -> None:
 
 
 def settings(folder: Path, **config: Any) -> Settings:
-    texts = ("workspace_root", "layer_stack_root", "scratch_root", "base_root_hash", "token_file", "tcp_host", "http_host")
+    texts = (
+        "workspace_root",
+        "layer_stack_root",
+        "scratch_root",
+        "base_root_hash",
+        "token_file",
+        "tcp_host",
+        "http_host",
+    )
     paths = ("socket_path", "pid_path", "endpoint_path")
     known: dict[str, Any] = {**dict.fromkeys((*texts, *paths), "/x"), "tcp_port": 0, "http_port": 0}
     return parse(
-        {"format": 1, "sandbox_id": "s", "provider": "local", "runtime_dir": str(folder), **known, "config": {"observability": config}}
+        {
+            "format": 1,
+            "sandbox_id": "s",
+            "provider": "local",
+            "runtime_dir": str(folder),
+            **known,
+            "config": {"observability": config},
+        }
     )
 
 
@@ -352,7 +416,11 @@ def test_diagnostics_tell_what_lasts_once_and_then_are_quiet_for_a_while(tmp_pat
         return told.to_json()
 
     look(0, 0)
-    assert look(1000, 500_000)["active_window"] == {"trigger": "cpu", "started_at_unix_ms": 1000, "elapsed_ms": 0}
+    assert look(1000, 500_000)["active_window"] == {
+        "trigger": "cpu",
+        "started_at_unix_ms": 1000,
+        "elapsed_ms": 0,
+    }
     assert look(1500, 500_000)["active_window"] is None and not path.exists()  # it did not last
     look(2000, 900_000)
     busy = look(3000, 1_900_000)
@@ -371,4 +439,7 @@ def test_diagnostics_that_are_off_or_cannot_write_say_so(tmp_path: Path) -> None
     nowhere = SelfDiagnostics(settings(tmp_path, diagnostics={"sustained_window_ms": 1}))
     for ts in (0, 1000):
         nowhere.look(ts, cpu_us=0, memory_bytes=0, unreaped=1, about=dict)
-    assert nowhere.to_json()["trigger_count"] == 1 and nowhere.to_json()["last_error"] == "No such file or directory"
+    assert (
+        nowhere.to_json()["trigger_count"] == 1
+        and nowhere.to_json()["last_error"] == "No such file or directory"
+    )

@@ -1,4 +1,6 @@
-"""`trace` and `events` of a real agent: at once, after a failure, many at a time, after a kill, without a secret, and switched off."""
+"""`trace` and `events` of a real agent: at once, after a failure, many at a time, after a kill, without a
+secret, and switched off.
+"""
 
 from __future__ import annotations
 
@@ -54,22 +56,40 @@ def test_a_one_shot_command_shows_where_its_time_went(shared_agent: Agent) -> No
     agent.call("exec_command", request_id="one-shot", cmd="echo hi > made", yield_time_ms=20_000)
     found = agent.call("trace", trace_id="one-shot")
     assert found["view"] == "trace" and found["trace"] == "one-shot"
-    publish: list[Any] = ["workspace_session.publish", [["workspace_session.capture_changes", []], ["layerstack.publish", []]]]
+    publish: list[Any] = [
+        "workspace_session.publish",
+        [["workspace_session.capture_changes", []], ["layerstack.publish", []]],
+    ]
     assert shape(found["spans"]) == [
         [
             "daemon.dispatch",
             [
-                ["workspace_session.create", [["namespace.exec.mount_overlay", []], ["namespace.runner.spawn_child", []]]],
-                ["command.exec", [["namespace.exec.run_shell", []], ["workspace_session.finalize", [publish]]]],
+                [
+                    "workspace_session.create",
+                    [["namespace.exec.mount_overlay", []], ["namespace.runner.spawn_child", []]],
+                ],
+                [
+                    "command.exec",
+                    [["namespace.exec.run_shell", []], ["workspace_session.finalize", [publish]]],
+                ],
             ],
         ]
     ]
     (root,) = found["spans"]
-    assert root["span"]["attrs"] == {"op": "exec_command"} and root["offset_ms"] == 0 and "parent" not in root["span"]
+    assert (
+        root["span"]["attrs"] == {"op": "exec_command"}
+        and root["offset_ms"] == 0
+        and "parent" not in root["span"]
+    )
     assert set(root["span"]) == {"ts", "trace", "span", "name", "dur_ms", "status", "attrs"}
     for node in nodes(found["spans"]):
         one = node["span"]
-        assert one["status"] == "completed" and one["trace"] == "one-shot" and isinstance(one["ts"], int) and one["dur_ms"] >= 0
+        assert (
+            one["status"] == "completed"
+            and one["trace"] == "one-shot"
+            and isinstance(one["ts"], int)
+            and one["dur_ms"] >= 0
+        )
         assert one["span"].startswith("np-" if one["name"].startswith("namespace.") else "d-")
         assert 0 <= node["offset_ms"] <= root["span"]["dur_ms"]
         assert all(child["span"]["parent"] == one["span"] for child in node["children"])
@@ -124,9 +144,16 @@ def test_last_is_the_newest_request_that_did_something(agent: Agent) -> None:
 
 def test_a_running_command_shows_what_is_over_and_all_of_it_when_it_ended(shared_agent: Agent) -> None:
     agent, session = shared_agent, shared_agent.session()
-    started = agent.call("exec_command", request_id="long", cmd="read line", yield_time_ms=0, workspace_session_id=session)
+    started = agent.call(
+        "exec_command", request_id="long", cmd="read line", yield_time_ms=0, workspace_session_id=session
+    )
     assert names(agent, "long") == ["daemon.dispatch", "namespace.exec.run_shell"]
-    agent.call("write_command_stdin", command_session_id=started["command_session_id"], stdin="x\n", yield_time_ms=20_000)
+    agent.call(
+        "write_command_stdin",
+        command_session_id=started["command_session_id"],
+        stdin="x\n",
+        yield_time_ms=20_000,
+    )
     assert names(agent, "long") == ["daemon.dispatch", "command.exec", "namespace.exec.run_shell"]
     for request_id, args, status in (
         ("late", {"cmd": "sleep 100", "timeout_ms": 1, "yield_time_ms": 20_000}, "timed_out"),
@@ -134,12 +161,21 @@ def test_a_running_command_shows_what_is_over_and_all_of_it_when_it_ended(shared
     ):
         agent.call("exec_command", request_id=request_id, workspace_session_id=session, **args)
         (root,) = agent.call("trace", trace_id=request_id)["spans"]
-        assert [(child["span"]["status"], child["span"]["attrs"]["exit_code"]) for child in root["children"]] == [
-            (status, {"late": 124, "bad": 3}[request_id])
-        ]
-    killed = agent.call("exec_command", request_id="killed", cmd="sleep 100", yield_time_ms=0, workspace_session_id=session)
-    agent.call("write_command_stdin", command_session_id=killed["command_session_id"], stdin="\x03", yield_time_ms=20_000)
-    assert [node["span"]["status"] for node in nodes(agent.call("trace", trace_id="killed")["spans"])][1] == "cancelled"
+        assert [
+            (child["span"]["status"], child["span"]["attrs"]["exit_code"]) for child in root["children"]
+        ] == [(status, {"late": 124, "bad": 3}[request_id])]
+    killed = agent.call(
+        "exec_command", request_id="killed", cmd="sleep 100", yield_time_ms=0, workspace_session_id=session
+    )
+    agent.call(
+        "write_command_stdin",
+        command_session_id=killed["command_session_id"],
+        stdin="\x03",
+        yield_time_ms=20_000,
+    )
+    assert [node["span"]["status"] for node in nodes(agent.call("trace", trace_id="killed")["spans"])][
+        1
+    ] == "cancelled"
 
 
 def test_a_write_without_a_session_and_a_squash_have_their_phases(agent: Agent) -> None:
@@ -157,7 +193,12 @@ def test_eight_requests_at_once_nest_right(shared_agent: Agent) -> None:
 
     def one(number: int) -> list[Any]:
         request_id = f"at-once-{number}"
-        agent.call("exec_command", request_id=request_id, cmd=f"echo {number} > at-once-{number}", yield_time_ms=20_000)
+        agent.call(
+            "exec_command",
+            request_id=request_id,
+            cmd=f"echo {number} > at-once-{number}",
+            yield_time_ms=20_000,
+        )
         return [shape(agent.call("trace", trace_id=request_id)["spans"]), request_id]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -182,7 +223,11 @@ def test_rejected_work_is_an_event_of_the_request_that_lost_it(agent: Agent) -> 
     agent.call("write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=20_000)
     (failed,) = agent.call("events", name="workspace_session.finalize.publish_failed")["events"]
     assert failed["trace"] == "shot" and failed["attrs"] == {"reason": "source_conflict", "conflict_count": 1}
-    finalize = next(node for node in nodes(agent.call("trace", trace_id="shot")["spans"]) if node["span"]["name"].endswith("finalize"))
+    finalize = next(
+        node
+        for node in nodes(agent.call("trace", trace_id="shot")["spans"])
+        if node["span"]["name"].endswith("finalize")
+    )
     assert finalize["span"]["status"] == "error"
 
 
@@ -193,7 +238,10 @@ def test_events_come_in_the_order_of_their_time_and_are_cut_to_the_newest(shared
         agent.call("destroy_workspace_session", workspace_session_id=session)
     everything = agent.call("events")["events"]
     assert [one["ts"] for one in everything] == sorted(one["ts"] for one in everything)
-    assert set(everything[0]) == {"kind", "ts", "trace", "parent", "name", "attrs"} and everything[0]["kind"] == "event"
+    assert (
+        set(everything[0]) == {"kind", "ts", "trace", "parent", "name", "attrs"}
+        and everything[0]["kind"] == "event"
+    )
     assert agent.call("events", last_n=2)["events"] == everything[-2:]
     assert agent.call("events", last_n=0)["events"] == []
     since = everything[-3]["ts"]
@@ -222,7 +270,11 @@ def test_answers_stay_below_their_bounds_however_much_is_kept(start_agent: Start
     ]
     for op, args in requests:
         found = agent.call(op, **args)
-        records = found["events"] if op == "events" else [*nodes(found["spans"]), *(e for n in nodes(found["spans"]) for e in n["events"])]
+        records = (
+            found["events"]
+            if op == "events"
+            else [*nodes(found["spans"]), *(e for n in nodes(found["spans"]) for e in n["events"])]
+        )
         assert 40 < len(records) <= 500 and len(json.dumps(found)) <= 256 * 1024, (op, args, len(records))
         assert op == "events" or found["truncated"]
 
@@ -230,9 +282,18 @@ def test_answers_stay_below_their_bounds_however_much_is_kept(start_agent: Start
 def test_no_secret_gets_into_a_trace(agent: Agent) -> None:
     secret = "Zx9secretZx9"
     session = agent.session(agent="somebody")
-    agent.call("exec_command", request_id="e", cmd=f"echo {secret}", env=[f"A={secret}"], stdin=f"{secret}\n", workspace_session_id=session)
+    agent.call(
+        "exec_command",
+        request_id="e",
+        cmd=f"echo {secret}",
+        env=[f"A={secret}"],
+        stdin=f"{secret}\n",
+        workspace_session_id=session,
+    )
     agent.call("file_write", request_id="f", path=f"dir/{secret}", content=secret)
-    agent.call("file_write", request_id="g", path=f"{secret}.txt", content=secret, workspace_session_id=session)
+    agent.call(
+        "file_write", request_id="g", path=f"{secret}.txt", content=secret, workspace_session_id=session
+    )
     for op, args in (
         (secret, {"token": secret}),
         ("file_read", {"path": secret}),
@@ -271,7 +332,9 @@ def test_what_was_lost_is_told_by_health_and_snapshot(start_agent: Start) -> Non
         host, port = json.load(file)["http"]
     alive = {"status": "ok", "service": "daemon_http"}
     for headers, told in (({}, alive), ({"X-Eos-Token": TOKEN}, {**alive, "observability": lost})):
-        with urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/health", headers=headers), timeout=30) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"http://{host}:{port}/health", headers=headers), timeout=30
+        ) as answer:
             assert json.load(answer) == told
 
 
@@ -301,12 +364,21 @@ def test_without_telemetry_everything_works_and_the_views_are_empty(way: str) ->
             with open(os.path.join(folder, "run", "observability"), "w"):
                 pass
         with running(folder, {"a": b"x"}, **config) as agent:
-            assert agent.call("exec_command", request_id="r", cmd="echo hi > b", yield_time_ms=20_000)["publish"]["published"]
+            assert agent.call("exec_command", request_id="r", cmd="echo hi > b", yield_time_ms=20_000)[
+                "publish"
+            ]["published"]
             assert agent.call("trace", trace_id="r")["spans"] == [] and agent.call("events")["events"] == []
-            assert agent.call("topology")["topology"]["available"] and agent.call("daemon")["daemon"]["available"]
+            assert (
+                agent.call("topology")["topology"]["available"]
+                and agent.call("daemon")["daemon"]["available"]
+            )
             assert "trend" not in agent.call("layerstack")
             resources = agent.call("resources")
-            assert resources["series"] == [] and resources["availability"] == "unavailable" and len(resources["errors"]) == 1
+            assert (
+                resources["series"] == []
+                and resources["availability"] == "unavailable"
+                and len(resources["errors"]) == 1
+            )
             if way == "config":
                 assert not os.path.exists(os.path.join(folder, "run", "observability"))
     finally:
@@ -320,20 +392,39 @@ def test_lines_on_disk_that_are_no_records_of_ours_hide_no_others(agent: Agent) 
     spans = agent.call("trace", trace_id="ours")["spans"]
     events = agent.call("events")["events"]
     folder = os.path.join(agent.settings["runtime_dir"], "observability")
-    wrong: list[dict[str, Any]] = [{}, {"ts": "1"}, {"ts": None, "name": None}, {"ts": 1}, {"ts": 1, "name": 2}]
-    optional: list[dict[str, Any]] = [{"at": "x"}, {"at": None}, {"parent": []}, {"parent": {}}, {"at": 1, "span": 1, "kind": "span"}]
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"ts": "1"},
+        {"ts": None, "name": None},
+        {"ts": 1},
+        {"ts": 1, "name": 2},
+    ]
+    optional: list[dict[str, Any]] = [
+        {"at": "x"},
+        {"at": None},
+        {"parent": []},
+        {"parent": {}},
+        {"at": 1, "span": 1, "kind": "span"},
+    ]
     wrong += [{"ts": 1, "name": "n", "span": "d-0", **more} for more in optional]
     with open(os.path.join(folder, "observability.ndjson"), "a") as file:
         for kind in ("span", "event"):
             for members in wrong:
-                file.write(json.dumps({"kind": kind, "trace": "ours", **members}, separators=(",", ":")) + "\n")
+                file.write(
+                    json.dumps({"kind": kind, "trace": "ours", **members}, separators=(",", ":")) + "\n"
+                )
         file.write("[]\nnull\n1\n" + "[" * 10_000 + "\n")
     with open(os.path.join(folder, "resources.ndjson"), "a") as file:
         for members in [*wrong, {"ts": 1, "metrics": 1}]:
             file.write(json.dumps({"scope": "sandbox", **members}, separators=(",", ":")) + "\n")
     assert agent.call("trace", trace_id="ours")["spans"] == spans
     shown = agent.call("events")["events"]
-    assert [one for one in shown if one["ts"] != 1] == events and all(isinstance(one["name"], str) for one in shown)
+    assert [one for one in shown if one["ts"] != 1] == events and all(
+        isinstance(one["name"], str) for one in shown
+    )
     assert agent.call("trace", trace_id="last")["spans"]
-    for found in (agent.call("resources", window_ms=600_000), agent.call("cgroup", scope="sandbox", window_ms=600_000)):
+    for found in (
+        agent.call("resources", window_ms=600_000),
+        agent.call("cgroup", scope="sandbox", window_ms=600_000),
+    ):
         assert found["series"] and all(point["ts"] > 1 for point in found["series"])

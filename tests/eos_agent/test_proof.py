@@ -1,4 +1,6 @@
-"""The agent's half of the mutual proof, at a started agent: who proves itself needs no token, who does not gets nothing."""
+"""The agent's half of the mutual proof, at a started agent: who proves itself needs no token, who does not
+gets nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Dialled:
         self.reader = self.socket.makefile("rb")
 
     def send(self, *values: Any) -> None:
-        self.socket.sendall(b"".join(value if isinstance(value, bytes) else encode(value) for value in values))
+        self.socket.sendall(
+            b"".join(value if isinstance(value, bytes) else encode(value) for value in values)
+        )
 
     def line(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(self.reader.readline())
@@ -59,14 +63,18 @@ def test_after_both_proofs_requests_need_no_token_and_it_was_never_sent(shared_a
     with Dialled(shared_agent) as one:
         nonce = proof.new_nonce()
         met = one.meet(nonce)
-        one.send(proof.check(TOKEN, SANDBOX, nonce, met), request(_keep_alive=True))  # the proof has no answer of its own
+        one.send(
+            proof.check(TOKEN, SANDBOX, nonce, met), request(_keep_alive=True)
+        )  # the proof has no answer of its own
         assert "drafts" in one.line()
         one.send(request())
         assert "drafts" in one.line() and one.ended()
         assert TOKEN not in json.dumps(met)
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "the agent's own", "of another connection", "of another secret", "no text"])
+@pytest.mark.parametrize(
+    "wrong", ["nothing", "the agent's own", "of another connection", "of another secret", "no text"]
+)
 def test_without_the_right_proof_nothing_is_answered(shared_agent: Agent, wrong: str) -> None:
     with Dialled(shared_agent) as one, Dialled(shared_agent) as other:
         nonce = proof.new_nonce()
@@ -101,10 +109,24 @@ def test_a_proof_is_taken_once_and_only_after_it_was_asked_for(shared_agent: Age
 
 @pytest.mark.parametrize(
     "asked",
-    [None, [], {}, {"format": 2}, {"nonce": "ab"}, {"nonce": "G" * 64}, {"nonce": 5}, {"sandbox_id": "eos-other"}, {"sandbox_id": [1]}],
+    [
+        None,
+        [],
+        {},
+        {"format": 2},
+        {"nonce": "ab"},
+        {"nonce": "G" * 64},
+        {"nonce": 5},
+        {"sandbox_id": "eos-other"},
+        {"sandbox_id": [1]},
+    ],
 )
 def test_a_hello_that_is_none_or_for_another_sandbox_is_refused(shared_agent: Agent, asked: Any) -> None:
-    table = {**proof.hello(SANDBOX, proof.new_nonce())[proof.PROVE_KEY], **asked} if isinstance(asked, dict) and asked else asked
+    table = (
+        {**proof.hello(SANDBOX, proof.new_nonce())[proof.PROVE_KEY], **asked}
+        if isinstance(asked, dict) and asked
+        else asked
+    )
     with Dialled(shared_agent) as one:
         one.send({proof.PROVE_KEY: table})
         assert refusal(one.line()) == ("unauthorized", "bad_proof")

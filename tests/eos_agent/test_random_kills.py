@@ -1,4 +1,6 @@
-"""Processes of a sandbox that are killed at any moment: what a session was told is written is in it, or in its draft, whole."""
+"""Processes of a sandbox that are killed at any moment: what a session was told is written is in it, or in
+its draft, whole.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def text(n: int) -> str:
 
 
 class Writer(threading.Thread):
-    """Writes one file of a session again and again until that is lost. `told`: the last version that was acknowledged; `tried`: the one after."""
+    """Writes one file of a session again and again until that is lost. `told`: the last version that was
+    acknowledged; `tried`: the one after.
+    """
 
     def __init__(self, agent: Agent, session: str, begin: int) -> None:
         super().__init__(daemon=True)
@@ -44,7 +48,9 @@ class Writer(threading.Thread):
         while not self.stop.is_set():
             self.tried += 1
             try:
-                self.agent.call("file_write", path="f", content=text(self.tried), workspace_session_id=self.session)
+                self.agent.call(
+                    "file_write", path="f", content=text(self.tried), workspace_session_id=self.session
+                )
                 self.told = self.tried
             except Failed as error:
                 if error.reason not in RETRIED:
@@ -74,7 +80,9 @@ def kill(pid: int) -> None:
 def whole(shown: str, told: int, tried: int, what: str) -> int:
     """The version that is there: one that was told, or the one that was being written; all of it."""
     n = int(shown[:9])
-    assert shown.rstrip("\n") == text(n).rstrip("\n") and told <= n <= tried, f"{what}: {n}, of {told} to {tried}, {len(shown)} characters"
+    assert shown.rstrip("\n") == text(n).rstrip("\n") and told <= n <= tried, (
+        f"{what}: {n}, of {told} to {tried}, {len(shown)} characters"
+    )
     return n
 
 
@@ -113,7 +121,9 @@ def test_a_file_helper_that_is_killed_while_it_writes_leaves_the_old_or_the_new_
     assert writer.ended is None
     whole(shown(agent, session), writer.told, writer.tried, "the session")
     agent.call("publish_workspace_session", workspace_session_id=session)
-    assert not [name for name in agent.run("ls -A")["output"].split() if name != "f"], "nothing half done was published"
+    assert not [name for name in agent.run("ls -A")["output"].split() if name != "f"], (
+        "nothing half done was published"
+    )
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
@@ -140,6 +150,10 @@ def test_a_zygote_and_a_recovery_that_are_killed_at_any_moment_lose_nothing_that
                 time.sleep(max(0.0, end - time.monotonic()))
                 kill(found[0])
                 break
-        (draft,) = (one for one in agent.call("list_drafts")["drafts"] if one["origin"] == f"workspace_session:{session}")
+        (draft,) = (
+            one
+            for one in agent.call("list_drafts")["drafts"]
+            if one["origin"] == f"workspace_session:{session}"
+        )
         session = agent.session(draft_id=draft["draft_id"])
         n = whole(shown(agent, session), writer.told, writer.tried, "the draft")

@@ -1,4 +1,6 @@
-"""rebase_workspace_session: a session goes on, under its id, on the newest version; or every conflict is told and nothing has happened."""
+"""rebase_workspace_session: a session goes on, under its id, on the newest version; or every conflict is told
+and nothing has happened.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,31 @@ def rebase(agent: Agent, session: str) -> dict[str, Any]:
 
 
 def opened(agent: Agent, **args: Any) -> str:
-    """A session on a version with twenty lines, one of which it has changed; the head has changed another since."""
+    """A session on a version with twenty lines, one of which it has changed; the head has changed another
+    since.
+    """
     agent.call("file_write", path="twenty", content=TEXT)
     session: str = agent.call("create_workspace_session", agent="carol", **args)["workspace_session_id"]
-    agent.call("file_write", path="twenty", content=TEXT.replace("line 3\n", "three\n"), workspace_session_id=session)
+    agent.call(
+        "file_write", path="twenty", content=TEXT.replace("line 3\n", "three\n"), workspace_session_id=session
+    )
     agent.call("file_write", path="twenty", content=TEXT.replace("line 15\n", "fifteen\n"))
     agent.call("file_write", path="other", content="theirs\n")
     return session
 
 
 def listed(agent: Agent, session: str) -> dict[str, Any]:
-    return next(row for row in agent.call("list_workspace_sessions")["sessions"] if row["workspace_session_id"] == session)
+    return next(
+        row
+        for row in agent.call("list_workspace_sessions")["sessions"]
+        if row["workspace_session_id"] == session
+    )
 
 
 @pytest.mark.parametrize("profile", ["shared", "isolated"])
-def test_a_session_sees_what_others_published_beside_its_own_work_and_publishes_its_own(agent: Agent, profile: str) -> None:
+def test_a_session_sees_what_others_published_beside_its_own_work_and_publishes_its_own(
+    agent: Agent, profile: str
+) -> None:
     session = opened(agent, network_profile=profile)
     start = listed(agent, session)["base_version"]
     done = rebase(agent, session)
@@ -50,8 +62,17 @@ def test_a_session_sees_what_others_published_beside_its_own_work_and_publishes_
         "merged": 1,
     }
     row = listed(agent, session)
-    assert (row["state"], row["base_version"], row["agent"], row.get("address")) == ("active", start + 2, "carol", done.get("address"))
-    ran = agent.call("exec_command", cmd="sed -n '3p;15p' twenty; cat other; echo late > late", workspace_session_id=session)
+    assert (row["state"], row["base_version"], row["agent"], row.get("address")) == (
+        "active",
+        start + 2,
+        "carol",
+        done.get("address"),
+    )
+    ran = agent.call(
+        "exec_command",
+        cmd="sed -n '3p;15p' twenty; cat other; echo late > late",
+        workspace_session_id=session,
+    )
     assert ran["output"] == "three\nfifteen\ntheirs"
     assert rebase(agent, session) == {
         "from_version": start + 2,
@@ -95,7 +116,9 @@ def test_a_rejection_names_every_conflict_and_the_session_goes_on(agent: Agent) 
 
 def test_what_runs_in_a_session_is_named_and_nothing_of_it_ends(agent: Agent) -> None:
     session = opened(agent)
-    running = agent.call("exec_command", cmd="cat", yield_time_ms=0, workspace_session_id=session)["command_session_id"]
+    running = agent.call("exec_command", cmd="cat", yield_time_ms=0, workspace_session_id=session)[
+        "command_session_id"
+    ]
     error = refused(agent, session)
     assert (error.reason, error.details["active_command_session_ids"]) == ("session_busy", [running])
     agent.call("close_stdin", command_session_id=running)
@@ -103,7 +126,10 @@ def test_what_runs_in_a_session_is_named_and_nothing_of_it_ends(agent: Agent) ->
     text = "setsid sh -c ': > up; exec sleep 600' > /dev/null 2>&1 & until [ -e up ]; do :; done; rm up"
     agent.call("exec_command", cmd=text, workspace_session_id=session)
     error = refused(agent, session)
-    assert error.reason == "session_busy" and [one["name"] for one in error.details["processes"]] in (["sleep"], ["sh"])
+    assert error.reason == "session_busy" and [one["name"] for one in error.details["processes"]] in (
+        ["sleep"],
+        ["sh"],
+    )
     pid = error.details["processes"][0]["pid"]
     text = f"mkfifo pipe; kill {pid}; while kill -0 {pid} 2> /dev/null; do :; done"
     agent.call("exec_command", cmd=text, workspace_session_id=session)
@@ -113,7 +139,11 @@ def test_what_runs_in_a_session_is_named_and_nothing_of_it_ends(agent: Agent) ->
 
 def test_an_unknown_or_implicit_session_is_refused(agent: Agent) -> None:
     error = refused(agent, "nobody")
-    assert (error.kind, error.reason, error.details["workspace_session_id"]) == ("operation_failed", "session_not_found", "nobody")
+    assert (error.kind, error.reason, error.details["workspace_session_id"]) == (
+        "operation_failed",
+        "session_not_found",
+        "nobody",
+    )
     ran = agent.call("exec_command", cmd="cat", yield_time_ms=0)
     assert refused(agent, ran["workspace_session_id"]).reason == "implicit_session"
     agent.call("signal_command", command_session_id=ran["command_session_id"], signal="KILL")
@@ -127,7 +157,12 @@ def test_publishes_on_every_side_leave_each_session_with_all_of_its_own(agent: A
         try:
             together.wait(30)
             for turn in range(4):
-                agent.call("file_write", path=f"own/{number}/{turn}", content="x\n", workspace_session_id=sessions[number])
+                agent.call(
+                    "file_write",
+                    path=f"own/{number}/{turn}",
+                    content="x\n",
+                    workspace_session_id=sessions[number],
+                )
                 rebase(agent, sessions[number])
         except BaseException as error:
             failed.append(error)
@@ -140,7 +175,9 @@ def test_publishes_on_every_side_leave_each_session_with_all_of_its_own(agent: A
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for work in (carry, publish) for number in range(4)]
+    threads = [
+        threading.Thread(target=work, args=(number,)) for work in (carry, publish) for number in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,14 +186,21 @@ def test_publishes_on_every_side_leave_each_session_with_all_of_its_own(agent: A
     for number, session in enumerate(sessions):
         rebase(agent, session)
         for there in range(4):
-            assert agent.call("file_read", path=f"theirs/{there}", workspace_session_id=session)["content"] == "3"
-        assert len(agent.call("file_list", path=f"own/{number}", workspace_session_id=session)["entries"]) == 4
+            assert (
+                agent.call("file_read", path=f"theirs/{there}", workspace_session_id=session)["content"]
+                == "3"
+            )
+        assert (
+            len(agent.call("file_list", path=f"own/{number}", workspace_session_id=session)["entries"]) == 4
+        )
         agent.call("publish_workspace_session", workspace_session_id=session)
     assert len(agent.call("file_list", path="own")["entries"]) == 4
 
 
 def test_a_session_on_a_draft_tells_all_of_its_work_as_discarded_and_leaves_the_draft(agent: Agent) -> None:
-    ran = agent.call("exec_command", cmd="cat; echo mine > clash; echo mine > kept", yield_time_ms=0)["command_session_id"]
+    ran = agent.call("exec_command", cmd="cat; echo mine > clash; echo mine > kept", yield_time_ms=0)[
+        "command_session_id"
+    ]
     agent.call("file_write", path="clash", content="theirs\n")
     agent.call("close_stdin", command_session_id=ran)
     draft = agent.call("wait_command", command_session_id=ran)["draft_id"]

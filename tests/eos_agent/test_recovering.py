@@ -1,4 +1,6 @@
-"""An agent that finds the work of dead sessions: it serves first, each of them costs only itself, and what fails twice is set aside by name."""
+"""An agent that finds the work of dead sessions: it serves first, each of them costs only itself, and what
+fails twice is set aside by name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ FAR = "d" * 200
 
 def dead(agent: Agent) -> dict[str, dict[str, Any]]:
     """What list_workspace_sessions says of dead ones, by id."""
-    return {row["workspace_session_id"]: row for row in agent.call("list_workspace_sessions").get("dead_sessions", [])}
+    return {
+        row["workspace_session_id"]: row
+        for row in agent.call("list_workspace_sessions").get("dead_sessions", [])
+    }
 
 
 def until(agent: Agent, session: str, state: str | None) -> dict[str, Any]:
@@ -34,7 +39,9 @@ def until(agent: Agent, session: str, state: str | None) -> dict[str, Any]:
 
 
 def too_far(agent: Agent, session: str) -> str:
-    """In the session's upperdir, a path that is longer than any call takes: no capture can name it. Returns the upperdir."""
+    """In the session's upperdir, a path that is longer than any call takes: no capture can name it. Returns
+    the upperdir.
+    """
     upper = os.path.join(agent.store, "sessions", session, "upper")
     here = os.open(upper, os.O_DIRECTORY | os.O_RDONLY)
     for _ in range(30):
@@ -62,7 +69,9 @@ def hostile(agent: Agent) -> str:
     return session
 
 
-def test_a_session_that_fails_twice_is_quarantined_and_the_others_become_drafts_and_all_else_is_served(agent: Agent) -> None:
+def test_a_session_that_fails_twice_is_quarantined_and_the_others_become_drafts_and_all_else_is_served(
+    agent: Agent,
+) -> None:
     agent.call("file_write", path="published.txt", content="kept\n")
     good = agent.session(agent="good")
     agent.run("echo good > good.txt", good)
@@ -75,7 +84,11 @@ def test_a_session_that_fails_twice_is_quarantined_and_the_others_become_drafts_
     (draft,) = agent.call("list_drafts")["drafts"]
     assert draft["agent"] == "good"
     error = refused(lambda: agent.read("important.txt", workspace_session_id=bad))
-    assert error.reason == "session_lost" and error.details["quarantined"] is True and "retryable" not in error.details
+    assert (
+        error.reason == "session_lost"
+        and error.details["quarantined"] is True
+        and "retryable" not in error.details
+    )
     marker = records.read(f"{agent.store}/sessions/{bad}/recovery.json")
     assert (marker["session_id"], marker["tries"]) == (bad, 2) and "too long" in marker["why"]
     with open(f"{agent.store}/sessions/{bad}/recovery.json") as file:
@@ -96,7 +109,10 @@ def test_a_quarantined_session_is_not_tried_by_a_later_start_but_when_it_is_aske
     assert found["draft_id"].startswith("draft-") and dead(agent) == {}
     opened = agent.session(draft_id=found["draft_id"])
     assert agent.read("important.txt", workspace_session_id=opened) == "important"
-    assert refused(lambda: agent.read("important.txt", workspace_session_id=bad)).details["draft_id"] == found["draft_id"]
+    assert (
+        refused(lambda: agent.read("important.txt", workspace_session_id=bad)).details["draft_id"]
+        == found["draft_id"]
+    )
     assert os.listdir(f"{agent.store}/sessions") == [opened]
 
 
@@ -108,12 +124,22 @@ def test_a_try_of_a_quarantined_session_that_fails_loses_nothing_and_it_can_be_g
     assert error.reason == "session_lost"
     until(agent, bad, "quarantined")
     assert os.path.exists(f"{agent.store}/sessions/{bad}/upper/important.txt")
-    assert refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=bad, if_clean=True)).reason == "session_lost"
+    assert (
+        refused(
+            lambda: agent.call("destroy_workspace_session", workspace_session_id=bad, if_clean=True)
+        ).reason
+        == "session_lost"
+    )
     gone = agent.call("destroy_workspace_session", workspace_session_id=bad)
     assert gone["destroyed"] is True and "important.txt" in gone["discarded"]["paths"]
     assert dead(agent) == {} and os.listdir(f"{agent.store}/sessions") == []
-    assert refused(lambda: agent.read("important.txt", workspace_session_id=bad)).reason == "session_not_found"
-    assert refused(lambda: agent.call("recover_workspace_session", workspace_session_id=bad)).reason == "session_not_found"
+    assert (
+        refused(lambda: agent.read("important.txt", workspace_session_id=bad)).reason == "session_not_found"
+    )
+    assert (
+        refused(lambda: agent.call("recover_workspace_session", workspace_session_id=bad)).reason
+        == "session_not_found"
+    )
     holders = [lease["holder"] for lease in agent.call("layerstack").get("leases", [])]
     assert not any(bad in holder for holder in holders)
 
@@ -135,12 +161,17 @@ def test_its_base_is_not_folded_away_while_it_is_quarantined(agent: Agent) -> No
 
 
 def test_an_agent_that_dies_while_it_recovers_a_session_counts_that_as_a_try(agent: Agent) -> None:
-    """As if it had been killed in the middle of it, twice: the marker that it writes before each try is all that is left."""
+    """As if it had been killed in the middle of it, twice: the marker that it writes before each try is all
+    that is left.
+    """
     session = agent.session()
     agent.run("echo mine > mine.txt", session)
     agent.kill()
     for tries in (1, 2):
-        records.write(f"{agent.store}/sessions/{session}/recovery.json", {"session_id": session, "tries": tries, "why": None})
+        records.write(
+            f"{agent.store}/sessions/{session}/recovery.json",
+            {"session_id": session, "tries": tries, "why": None},
+        )
         if tries == 2:
             agent.start()
     row = until(agent, session, "quarantined")
@@ -148,7 +179,9 @@ def test_an_agent_that_dies_while_it_recovers_a_session_counts_that_as_a_try(age
     assert agent.call("recover_workspace_session", workspace_session_id=session)["draft_id"]
 
 
-def test_a_recovery_that_takes_too_long_is_ended_and_everything_is_served_meanwhile(start_agent: Callable[..., Agent]) -> None:
+def test_a_recovery_that_takes_too_long_is_ended_and_everything_is_served_meanwhile(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent(runtime={"workspace": {"recovery_timeout_s": 0.001}})
     session = agent.session()
     agent.run("mkdir many && cd many && seq 1 4000 | xargs touch", session)
@@ -168,7 +201,9 @@ def test_a_recovery_that_takes_too_long_is_ended_and_everything_is_served_meanwh
 
 
 def test_a_process_that_is_killed_while_it_recovers_takes_nobody_with_it(agent: Agent) -> None:
-    """Large enough that it is seen in the middle of it; whatever kills it, the session is recovered by the second try or set aside."""
+    """Large enough that it is seen in the middle of it; whatever kills it, the session is recovered by the
+    second try or set aside.
+    """
     session = agent.session()
     assert agent.run("mkdir many && cd many && seq 1 4000 | xargs touch", session)["status"] == "ok"
     agent.kill()
@@ -214,7 +249,9 @@ def test_an_agent_that_is_stopped_while_it_recovers_has_not_tried(agent: Agent) 
     assert not any("quarantined" in line for line in agent.log)
 
 
-def test_a_tree_ten_thousand_levels_deep_and_modes_that_nobody_may_read_keep_no_agent_from_its_work(agent: Agent) -> None:
+def test_a_tree_ten_thousand_levels_deep_and_modes_that_nobody_may_read_keep_no_agent_from_its_work(
+    agent: Agent,
+) -> None:
     session = agent.session()
     agent.run("mkdir closed && echo x > closed/f && chmod 000 closed/f closed", session)
     agent.kill()
@@ -245,7 +282,9 @@ def test_unpublished_work_tells_dead_sessions_and_damaged_drafts(agent: Agent) -
         file.truncate(20)
     agent.start()
     found = agent.tcp_call("unpublished_work", clean=True)
-    assert [(row["workspace_session_id"], row["state"], row["bytes"]) for row in found["dead_sessions"]] == [(bad, "quarantined", 10)]
+    assert [(row["workspace_session_id"], row["state"], row["bytes"]) for row in found["dead_sessions"]] == [
+        (bad, "quarantined", 10)
+    ]
     assert [(row["draft_id"], row["reason"]) for row in found["drafts"]] == [(draft["draft_id"], "damaged")]
 
 
@@ -258,10 +297,16 @@ def test_a_call_that_names_a_session_under_recovery_gets_its_draft(agent: Agent)
     assert error.reason == "session_lost"
     assert error.details.get("recovering") is True or error.details["draft_id"].startswith("draft-")
     until(agent, session, None)
-    assert refused(lambda: agent.read("mine.txt", workspace_session_id=session)).details["draft_id"].startswith("draft-")
+    assert (
+        refused(lambda: agent.read("mine.txt", workspace_session_id=session))
+        .details["draft_id"]
+        .startswith("draft-")
+    )
 
 
-def test_a_draft_that_was_open_and_left_as_it_was_stays_one_draft_and_its_dead_session_names_it(agent: Agent) -> None:
+def test_a_draft_that_was_open_and_left_as_it_was_stays_one_draft_and_its_dead_session_names_it(
+    agent: Agent,
+) -> None:
     first = agent.session()
     agent.call("file_write", path="new.txt", content="work\n", workspace_session_id=first)
     agent.kill()

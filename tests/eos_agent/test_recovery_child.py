@@ -1,4 +1,6 @@
-"""The process that recovers dead sessions, spoken to as the agent does: its limits, and what it does when it reaches them."""
+"""The process that recovers dead sessions, spoken to as the agent does: its limits, and what it does when it
+reaches them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from tests.eos_agent.agent_process import WAIT_S, Agent
 
 pytestmark = [pytest.mark.needs("overlay", "root")]
 
-FILES = 20_000  # in one directory, with long names: its listing needs several MB, more than an allocator holds free
+# in one directory, with long names: its listing needs several MB, more than an allocator holds free
+FILES = 20_000
 
 
 class Spoken:
@@ -28,8 +31,17 @@ class Spoken:
         self.lock_fd = opening.lock(agent.store)
         argv = [sys.executable, "-m", "eos_agent", "recover", "--settings", agent.settings_path]
         self.staging = os.path.join(agent.store, "staging", "recovery-test")
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(self.lock_fd,))
-        self.say({"parent": os.getpid(), "memory_bytes": memory_bytes, "staging": self.staging, "lock_fd": self.lock_fd})
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(self.lock_fd,)
+        )
+        self.say(
+            {
+                "parent": os.getpid(),
+                "memory_bytes": memory_bytes,
+                "staging": self.staging,
+                "lock_fd": self.lock_fd,
+            }
+        )
 
     def say(self, value: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -69,7 +81,9 @@ def data_bytes(pid: int) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
 
 
-def test_a_session_that_takes_more_memory_than_it_may_costs_only_that_process_and_nothing_of_its_work(agent: Agent) -> None:
+def test_a_session_that_takes_more_memory_than_it_may_costs_only_that_process_and_nothing_of_its_work(
+    agent: Agent,
+) -> None:
     session = left_dead(agent, FILES)
     idle = Spoken(agent, 1 << 30)
     assert idle.recover("stranger")["error"]
@@ -118,9 +132,16 @@ def test_it_does_nothing_for_a_process_that_did_not_start_it(agent: Agent) -> No
     child = Spoken.__new__(Spoken)
     child.lock_fd = opening.lock(agent.store)
     argv = [sys.executable, "-m", "eos_agent", "recover", "--settings", agent.settings_path]
-    hello = {"parent": 1, "memory_bytes": 1 << 30, "staging": f"{agent.store}/staging/x", "lock_fd": child.lock_fd}
+    hello = {
+        "parent": 1,
+        "memory_bytes": 1 << 30,
+        "staging": f"{agent.store}/staging/x",
+        "lock_fd": child.lock_fd,
+    }
     asked = {"session_id": session, "version": 1, "layers": ["B000001-base"]}
     said = "".join(json.dumps(one) + "\n" for one in (hello, asked)).encode()
     done = subprocess.run(argv, input=said, capture_output=True, pass_fds=(child.lock_fd,), timeout=WAIT_S)
     os.close(child.lock_fd)
-    assert (done.returncode, done.stdout) == (0, b"") and os.path.isdir(f"{agent.store}/sessions/{session}/upper")
+    assert (done.returncode, done.stdout) == (0, b"") and os.path.isdir(
+        f"{agent.store}/sessions/{session}/upper"
+    )

@@ -1,4 +1,6 @@
-"""Commands in a session: terminals, pipes, ends of process groups, what is left behind, killing, freezing, file operations."""
+"""Commands in a session: terminals, pipes, ends of process groups, what is left behind, killing, freezing,
+file operations.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ both_forms = pytest.mark.parametrize(
 
 
 @both_forms
-def test_a_terminal_is_the_controlling_one_of_the_command_and_control_c_interrupts_its_foreground(form: str) -> None:
+def test_a_terminal_is_the_controlling_one_of_the_command_and_control_c_interrupts_its_foreground(
+    form: str,
+) -> None:
     async def scenario(box: Box) -> tuple[str, int]:
         live = await box.session()
-        seen = await live.run("test -t 0 && test -t 1 && test -t 2 && tty && echo to-the-tty > /dev/tty && stty size", tty=True)
+        seen = await live.run(
+            "test -t 0 && test -t 1 && test -t 2 && tty && echo to-the-tty > /dev/tty && stty size", tty=True
+        )
         running = await live.start("echo up; read line", tty=True)
         await running.saw("up")
         running.write("\x03")
@@ -37,7 +43,9 @@ def test_a_terminal_is_the_controlling_one_of_the_command_and_control_c_interrup
 
 
 @both_forms
-def test_pipes_keep_both_outputs_apart_when_split_and_standard_input_is_closed_unless_asked_for(form: str) -> None:
+def test_pipes_keep_both_outputs_apart_when_split_and_standard_input_is_closed_unless_asked_for(
+    form: str,
+) -> None:
     async def scenario(box: Box) -> list[Any]:
         live = await box.session()
         split = await live.run("echo out; echo err >&2; cat", split=True)
@@ -55,14 +63,17 @@ def test_the_exit_status_is_the_one_that_the_kernel_gave() -> None:
     async def scenario(box: Box) -> list[int]:
         live = await box.session()
         return [
-            (await live.run(script)).code for script in ("exit 0", "exit 7", "exit 255", "kill -KILL $$", "kill -SEGV $$", "nosuch-program")
+            (await live.run(script)).code
+            for script in ("exit 0", "exit 7", "exit 255", "kill -KILL $$", "kill -SEGV $$", "nosuch-program")
         ]
 
     assert in_box(scenario) == [0, 7, 255, -9, -11, 127]
 
 
 @both_forms
-def test_a_command_gets_the_environment_that_was_given_three_descriptors_and_default_signals(form: str) -> None:
+def test_a_command_gets_the_environment_that_was_given_three_descriptors_and_default_signals(
+    form: str,
+) -> None:
     async def scenario(box: Box) -> tuple[str, str, str]:
         live = await box.session()
         environment = await live.run(["/usr/bin/env"], env={"PATH": "/bin:/usr/bin", "A": "b c"})
@@ -97,7 +108,9 @@ def test_each_of_many_commands_at_once_gets_the_environment_that_was_given_for_i
 def test_a_command_of_another_user_starts_with_no_signal_blocked() -> None:
     async def scenario(box: Box) -> str:
         live = await box.session()
-        return (await live.run(["/bin/grep", "^SigBlk", "/proc/self/status"], uid=65534)).out  # a shell would unblock them itself
+        return (
+            await live.run(["/bin/grep", "^SigBlk", "/proc/self/status"], uid=65534)
+        ).out  # a shell would unblock them itself
 
     assert in_box(scenario).split() == ["SigBlk:", "0" * 16]
 
@@ -112,7 +125,11 @@ def test_a_background_job_outlives_its_shell_on_a_terminal_and_keeps_writing_to_
         return await running.ended()
 
     done = in_box(scenario)
-    assert done.out == "early\nlate\n" and [e["event"] for e in done.events] == ["leader_exit", "waiting_on", "group_gone"]
+    assert done.out == "early\nlate\n" and [e["event"] for e in done.events] == [
+        "leader_exit",
+        "waiting_on",
+        "group_gone",
+    ]
 
 
 @as_root
@@ -134,7 +151,10 @@ def test_a_command_lasts_until_its_process_group_is_gone_and_says_whom_it_waits_
     assert events[2]["left_behind"] == []
 
 
-DAEMON = "setsid sh -c 'setsid sh -c \"exec sleep 1000 </dev/null >/dev/null 2>&1\" & echo done' </dev/null; sleep 0.01 & wait"
+DAEMON = (
+    "setsid sh -c 'setsid sh -c \"exec sleep 1000 </dev/null >/dev/null 2>&1\" & echo done' "
+    "</dev/null; sleep 0.01 & wait"
+)
 SLEEPERS = "grep -lszx '100[0]' /proc/[0-9]*/cmdline | grep -c ."
 """How many processes have the argument 1000; without `ps`, which a small installation lacks."""
 
@@ -177,7 +197,9 @@ def test_kill_tree_ends_what_ignores_sigterm_and_what_forks_on_and_on() -> None:
 def test_sigterm_is_tried_first_so_that_a_command_can_clean_up() -> None:
     async def scenario(box: Box) -> tuple[int, str, bool, bool]:
         live = await box.session()
-        polite = await live.start("trap 'echo cleaned; exit 5' TERM; echo armed; while :; do sleep 0.01; done")
+        polite = await live.start(
+            "trap 'echo cleaned; exit 5' TERM; echo armed; while :; do sleep 0.01; done"
+        )
         await polite.saw("armed")
         await live.init.kill_tree(polite.key)
         done = await polite.ended()
@@ -274,7 +296,9 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.needs("userns")
 @pytest.mark.parametrize("who", ["its process", "the session"])
 def test_a_move_that_is_killed_while_it_copies_leaves_nothing_that_could_be_published(who: str) -> None:
-    """The kernel does not rename a directory of a lower layer for an ordinary user. The file in it is sparse: reading it takes long."""
+    """The kernel does not rename a directory of a lower layer for an ordinary user. The file in it is sparse:
+    reading it takes long.
+    """
 
     def large(top: str) -> None:
         os.makedirs(f"{top}/store/base/d")
@@ -300,7 +324,9 @@ def test_a_move_that_is_killed_while_it_copies_leaves_nothing_that_could_be_publ
             await moving
         reason = str(broken.value.details["reason"])
         upper = box.folders("s")[0]
-        left = [(name, os.stat(f"{upper}/new/{name}").st_mode & 0o7777) for name in os.listdir(f"{upper}/new")]
+        left = [
+            (name, os.stat(f"{upper}/new/{name}").st_mode & 0o7777) for name in os.listdir(f"{upper}/new")
+        ]
         return reason, sorted(os.listdir(upper)), left, os.path.exists(f"{upper}/d")
 
     reason, names, left, touched = in_box(scenario, form="user", before_fork=large)
@@ -339,7 +365,10 @@ def test_500_commands_in_a_row_leave_no_descriptor_and_no_process() -> None:
         runner_before = len(os.listdir(f"/proc/{live.init.pid}/fd"))
         for n in range(500):
             assert (await live.run(["/bin/true"], tty=n % 2 == 0)).code == 0
-        after = len(os.listdir("/proc/self/fd")) - before, len(os.listdir(f"/proc/{live.init.pid}/fd")) - runner_before
+        after = (
+            len(os.listdir("/proc/self/fd")) - before,
+            len(os.listdir(f"/proc/{live.init.pid}/fd")) - runner_before,
+        )
         return *after, int((await live.run("ls /proc | grep -c '^[0-9]'")).out)
 
     assert in_box(scenario) == (0, 0, 4)  # pid 1, sh, ls, grep

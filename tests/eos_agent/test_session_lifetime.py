@@ -1,4 +1,6 @@
-"""How sessions end or go on: their time to live, publish with keep_open, destroy with if_clean, an init that does not answer."""
+"""How sessions end or go on: their time to live, publish with keep_open, destroy with if_clean, an init that
+does not answer.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def keep_open(agent: Agent, session: str, **args: Any) -> dict[str, Any]:
 # The time to live
 
 
-def test_a_session_that_nobody_uses_for_its_ttl_becomes_a_draft_whose_id_every_later_call_is_told(agent: Agent) -> None:
+def test_a_session_that_nobody_uses_for_its_ttl_becomes_a_draft_whose_id_every_later_call_is_told(
+    agent: Agent,
+) -> None:
     made = agent.call("create_workspace_session", ttl_s=1.0, agent="carol")
     session = made["workspace_session_id"]
     assert made["ttl_s"] == 1.0 and made["expires_unix_ms"] > 0
@@ -51,18 +55,32 @@ def test_a_session_that_nobody_uses_for_its_ttl_becomes_a_draft_whose_id_every_l
     assert row["ttl_s"] == 1.0 and row["expires_unix_ms"] == row["last_activity_unix_ms"] + 1000
     until_gone(agent, session)
     (draft,) = agent.call("list_drafts")["drafts"]
-    assert (draft["reason"], draft["origin"], draft["agent"]) == ("expired", f"workspace_session:{session}", "carol")
+    assert (draft["reason"], draft["origin"], draft["agent"]) == (
+        "expired",
+        f"workspace_session:{session}",
+        "carol",
+    )
     for _ in range(2):  # told by the agent that ended it, and by the next one
-        for op, args in (("file_read", {"path": "kept"}), ("exec_command", {"cmd": "true"}), ("publish_workspace_session", {})):
+        for op, args in (
+            ("file_read", {"path": "kept"}),
+            ("exec_command", {"cmd": "true"}),
+            ("publish_workspace_session", {}),
+        ):
             error = refused(agent, op, workspace_session_id=session, **args)
-            assert (error.kind, error.reason, error.details["draft_id"]) == ("operation_failed", "session_expired", draft["draft_id"])
+            assert (error.kind, error.reason, error.details["draft_id"]) == (
+                "operation_failed",
+                "session_expired",
+                draft["draft_id"],
+            )
         assert agent.stop() == 0
         agent.start()
     assert agent.read("kept", workspace_session_id=agent.session(draft_id=draft["draft_id"])) == "precious"
     assert refused(agent, "file_read", path="kept").kind == "not_found"
 
 
-def test_a_session_without_work_is_gone_after_its_ttl_and_so_is_one_that_shows_a_draft_as_it_is(agent: Agent) -> None:
+def test_a_session_without_work_is_gone_after_its_ttl_and_so_is_one_that_shows_a_draft_as_it_is(
+    agent: Agent,
+) -> None:
     first = agent.session(ttl_s=0.2)
     until_gone(agent, first)
     assert agent.call("list_drafts")["drafts"] == []
@@ -119,15 +137,23 @@ def test_a_session_that_is_kept_open_goes_on_on_the_new_head_with_nothing_to_pub
     agent.run("echo two > second; echo more >> first", session)
     assert refused(agent, "file_read", path="theirs2", workspace_session_id=session).kind == "not_found"
     done = agent.call("publish_workspace_session", workspace_session_id=session)
-    assert done["destroyed"] is True and "kept_open" not in done and done["publish"]["route_summary"]["source_count"] == 2
+    assert (
+        done["destroyed"] is True
+        and "kept_open" not in done
+        and done["publish"]["route_summary"]["source_count"] == 2
+    )
     assert (agent.read("first"), agent.read("second")) == ("one\nmore", "two")
     layers = agent.call("layerstack")
     assert layers["active_lease_count"] == 0 and layers["staging_entry_count"] == 0
     assert os.listdir(os.path.join(agent.store, "sessions")) == []
-    assert {row["owner"] for row in agent.call("file_blame", path="first")["ranges"]} == {f"workspace_session:{session}"}
+    assert {row["owner"] for row in agent.call("file_blame", path="first")["ranges"]} == {
+        f"workspace_session:{session}"
+    }
 
 
-def test_a_session_is_kept_open_many_times_and_what_it_wrote_last_survives_a_killed_agent(agent: Agent) -> None:
+def test_a_session_is_kept_open_many_times_and_what_it_wrote_last_survives_a_killed_agent(
+    agent: Agent,
+) -> None:
     session = agent.session()
     for turn in range(5):
         agent.run(f"echo {turn} >> log.txt", session)
@@ -145,7 +171,11 @@ def test_a_session_in_which_something_lives_is_busy_by_name_and_stays_as_it_is(a
     session = agent.session()
     command = agent.run("echo mine > mine; read go", session, yield_time_ms=0)["command_session_id"]
     error = refused(agent, "publish_workspace_session", workspace_session_id=session, keep_open=True)
-    assert (error.kind, error.reason, error.details["active_command_session_ids"]) == ("operation_failed", "session_busy", [command])
+    assert (error.kind, error.reason, error.details["active_command_session_ids"]) == (
+        "operation_failed",
+        "session_busy",
+        [command],
+    )
     agent.call("write_command_stdin", command_session_id=command, stdin="x\n", yield_time_ms=20_000)
     agent.run("setsid sleep 1000 > log.txt 2>&1 < /dev/null &", session)
     error = refused(agent, "publish_workspace_session", workspace_session_id=session, keep_open=True)
@@ -165,9 +195,13 @@ def test_a_rejected_publish_with_keep_open_is_a_rejected_publish(agent: Agent) -
 
 
 def test_a_draft_is_consumed_by_the_publish_of_a_session_that_goes_on(agent: Agent) -> None:
-    command = agent.run("read go; echo losing > README.md; echo kept > kept", yield_time_ms=0)["command_session_id"]
+    command = agent.run("read go; echo losing > README.md; echo kept > kept", yield_time_ms=0)[
+        "command_session_id"
+    ]
     agent.call("file_write", path="README.md", content="winning\n")
-    draft = agent.call("write_command_stdin", command_session_id=command, stdin="x\n", yield_time_ms=20_000)["draft_id"]
+    draft = agent.call("write_command_stdin", command_session_id=command, stdin="x\n", yield_time_ms=20_000)[
+        "draft_id"
+    ]
     session = agent.session(draft_id=draft)
     agent.run("echo winning > README.md", session)
     assert keep_open(agent, session)["kept_open"] is True
@@ -179,13 +213,20 @@ def test_a_draft_is_consumed_by_the_publish_of_a_session_that_goes_on(agent: Age
 # Destroy
 
 
-def test_a_session_with_work_is_not_destroyed_with_if_clean_and_the_refusal_lists_the_work(agent: Agent) -> None:
+def test_a_session_with_work_is_not_destroyed_with_if_clean_and_the_refusal_lists_the_work(
+    agent: Agent,
+) -> None:
     session = agent.session()
     agent.run("mkdir -p d/empty; printf 12345 > d/new; rm run.sh", session)
     error = refused(agent, "destroy_workspace_session", workspace_session_id=session, if_clean=True)
     assert (error.kind, error.reason) == ("operation_failed", "unpublished_work")
     found = error.details["unpublished"]
-    assert (sorted(found["paths"]), found["count"], found["bytes"], found["truncated"]) == (["d/empty", "d/new", "run.sh"], 3, 5, False)
+    assert (sorted(found["paths"]), found["count"], found["bytes"], found["truncated"]) == (
+        ["d/empty", "d/new", "run.sh"],
+        3,
+        5,
+        False,
+    )
     assert agent.run("cat d/new", session)["output"] == "12345"
     gone = agent.call("destroy_workspace_session", workspace_session_id=session)
     assert gone["discarded"] == found
@@ -195,24 +236,42 @@ def test_a_session_with_work_is_not_destroyed_with_if_clean_and_the_refusal_list
     assert (len(discarded["paths"]), discarded["count"], discarded["truncated"]) == (100, 300, True)
 
 
-def test_a_session_whose_files_are_as_they_were_is_clean_and_so_is_one_that_shows_a_draft(agent: Agent) -> None:
+def test_a_session_whose_files_are_as_they_were_is_clean_and_so_is_one_that_shows_a_draft(
+    agent: Agent,
+) -> None:
     session = agent.session()
     agent.run("cp -p README.md x; echo y > README.md; cp -p x README.md; rm x; echo t > t; rm t", session)
-    assert agent.call("destroy_workspace_session", workspace_session_id=session, if_clean=True)["destroyed"] is True
+    assert (
+        agent.call("destroy_workspace_session", workspace_session_id=session, if_clean=True)["destroyed"]
+        is True
+    )
     touched = agent.session()
     agent.run("chmod 600 src", touched)
-    assert refused(agent, "destroy_workspace_session", workspace_session_id=touched, if_clean=True).reason == "unpublished_work"
+    assert (
+        refused(agent, "destroy_workspace_session", workspace_session_id=touched, if_clean=True).reason
+        == "unpublished_work"
+    )
     agent.call("file_write", path="kept", content="x", workspace_session_id=touched)
     agent.kill()
     agent.start()
     (draft,) = agent.call("list_drafts")["drafts"]
     for base in ("own", "head"):
         opened = agent.session(draft_id=draft["draft_id"], draft_base=base)
-        assert agent.call("destroy_workspace_session", workspace_session_id=opened, if_clean=True)["discarded"]["count"] == 0
+        assert (
+            agent.call("destroy_workspace_session", workspace_session_id=opened, if_clean=True)["discarded"][
+                "count"
+            ]
+            == 0
+        )
         opened = agent.session(draft_id=draft["draft_id"], draft_base=base)
         agent.call("file_write", path="more", content="x", workspace_session_id=opened)
-        assert refused(agent, "destroy_workspace_session", workspace_session_id=opened, if_clean=True).reason == "unpublished_work"
-        assert agent.call("destroy_workspace_session", workspace_session_id=opened)["discarded"]["paths"] == ["more"]
+        assert (
+            refused(agent, "destroy_workspace_session", workspace_session_id=opened, if_clean=True).reason
+            == "unpublished_work"
+        )
+        assert agent.call("destroy_workspace_session", workspace_session_id=opened)["discarded"]["paths"] == [
+            "more"
+        ]
         opened = agent.session(draft_id=draft["draft_id"], draft_base=base)
         agent.run("chmod 711 .", opened)
         error = refused(agent, "destroy_workspace_session", workspace_session_id=opened, if_clean=True)
@@ -221,19 +280,35 @@ def test_a_session_whose_files_are_as_they_were_is_clean_and_so_is_one_that_show
     assert agent.call("list_drafts")["drafts"] == [draft]
 
 
-def test_the_command_of_a_session_that_was_destroyed_before_it_could_publish_says_so_itself(agent: Agent) -> None:
+def test_the_command_of_a_session_that_was_destroyed_before_it_could_publish_says_so_itself(
+    agent: Agent,
+) -> None:
     command = agent.run("read x; echo $x > f", yield_time_ms=0)
     connection = agent.connect()
     connection.socket.sendall(
-        agent.line("destroy_workspace_session", "their-request", workspace_session_id=command["workspace_session_id"], grace_s=600)
+        agent.line(
+            "destroy_workspace_session",
+            "their-request",
+            workspace_session_id=command["workspace_session_id"],
+            grace_s=600,
+        )
     )
-    agent.call("write_command_stdin", command_session_id=command["command_session_id"], stdin="y\n", yield_time_ms=0)
+    agent.call(
+        "write_command_stdin", command_session_id=command["command_session_id"], stdin="y\n", yield_time_ms=0
+    )
     answer = json.loads(connection.file.readline())
     connection.close()
     assert answer["discarded"]["paths"] == ["f"]
     ended = agent.call("wait_command", command_session_id=command["command_session_id"], timeout_ms=60_000)
-    assert (ended["status"], ended["publish"]["published"], ended["discarded"]["paths"]) == ("ok", False, ["f"])
-    assert (ended["discarded"]["by"], ended["discarded"]["request_id"]) == ("destroy_workspace_session", "their-request")
+    assert (ended["status"], ended["publish"]["published"], ended["discarded"]["paths"]) == (
+        "ok",
+        False,
+        ["f"],
+    )
+    assert (ended["discarded"]["by"], ended["discarded"]["request_id"]) == (
+        "destroy_workspace_session",
+        "their-request",
+    )
     assert refused(agent, "file_read", path="f").kind == "not_found"
 
 
@@ -250,10 +325,14 @@ def test_the_command_of_a_session_that_was_destroyed_before_it_could_publish_say
         ("list_commands", "after", 128),
     ],
 )
-def test_a_name_that_is_kept_and_shown_has_a_length_that_its_refusal_tells(shared_agent: Agent, op: str, name: str, longest: int) -> None:
+def test_a_name_that_is_kept_and_shown_has_a_length_that_its_refusal_tells(
+    shared_agent: Agent, op: str, name: str, longest: int
+) -> None:
     error = refused(shared_agent, op, **{name: "\u00e9" * (longest // 2) + "x"})
     assert (error.kind, error.reason) == ("invalid_request", "too_long")
-    assert (error.details["argument"], error.details["max_bytes"]) == (name, longest) and len(str(error)) < 2000
+    assert (error.details["argument"], error.details["max_bytes"]) == (name, longest) and len(
+        str(error)
+    ) < 2000
 
 
 def test_a_request_id_has_a_length_too(shared_agent: Agent) -> None:
@@ -266,7 +345,9 @@ def test_a_request_id_has_a_length_too(shared_agent: Agent) -> None:
     assert (answer["error"]["kind"], answer["error"]["details"]["reason"]) == ("invalid_request", "too_long")
 
 
-def test_a_runner_that_does_not_answer_is_killed_and_its_work_is_a_draft(start_agent: Callable[..., Agent]) -> None:
+def test_a_runner_that_does_not_answer_is_killed_and_its_work_is_a_draft(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent(runtime={"workspace": {"runner_answer_s": 1}})
     session, other = agent.session(), agent.session()
     agent.run("echo precious > kept", session)
@@ -275,7 +356,11 @@ def test_a_runner_that_does_not_answer_is_killed_and_its_work_is_a_draft(start_a
     (init,) = [pid for pid in children_of(zygote) if session in mountinfo(pid)]
     os.kill(init, signal.SIGSTOP)
     error = refused(agent, "file_read", path="kept", workspace_session_id=session)
-    assert (error.kind, error.reason, error.details["retryable"]) == ("operation_failed", "runner_stuck", True)
+    assert (error.kind, error.reason, error.details["retryable"]) == (
+        "operation_failed",
+        "runner_stuck",
+        True,
+    )
     draft_id = error.details["draft_id"]
     assert refused(agent, "wait_command", command_session_id=command).reason == "runner_stuck"
     assert agent.run("echo fine", other)["output"] == "fine"
@@ -288,7 +373,9 @@ def test_a_runner_that_does_not_answer_is_killed_and_its_work_is_a_draft(start_a
 # Many at once
 
 
-def test_five_one_shot_commands_started_together_have_all_taken_their_snapshot_before_the_first_publishes(agent: Agent) -> None:
+def test_five_one_shot_commands_started_together_have_all_taken_their_snapshot_before_the_first_publishes(
+    agent: Agent,
+) -> None:
     barrier = threading.Barrier(5)
 
     def start(n: int) -> dict[str, Any]:
@@ -297,15 +384,25 @@ def test_five_one_shot_commands_started_together_have_all_taken_their_snapshot_b
 
     def release(one: dict[str, Any]) -> dict[str, Any]:
         barrier.wait(60)
-        return agent.call("write_command_stdin", command_session_id=one["command_session_id"], stdin="x\n", yield_time_ms=60_000)
+        return agent.call(
+            "write_command_stdin",
+            command_session_id=one["command_session_id"],
+            stdin="x\n",
+            yield_time_ms=60_000,
+        )
 
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         started = list(pool.map(start, range(5)))
-        assert [(row["base_version"], row["state"]) for row in listed(agent).values()] == [(1, "active")] * 5, "nobody has published yet"
+        assert [(row["base_version"], row["state"]) for row in listed(agent).values()] == [
+            (1, "active")
+        ] * 5, "nobody has published yet"
         results = list(pool.map(release, started))
     won = [n for n, result in enumerate(results) if result["publish"]["published"]]
     assert len(won) == 1 and agent.read("README.md") == str(won[0]) and agent.version() == 2
-    assert sorted(result.get("publish_reject_class", "") for result in results) == ["", *["source_conflict"] * 4]
+    assert sorted(result.get("publish_reject_class", "") for result in results) == [
+        "",
+        *["source_conflict"] * 4,
+    ]
 
 
 def test_fifty_sessions_created_at_once_all_live_and_so_do_two_hundred_in_one_sandbox(agent: Agent) -> None:
@@ -322,7 +419,10 @@ def test_fifty_sessions_created_at_once_all_live_and_so_do_two_hundred_in_one_sa
         assert set(listed(agent)) == set(made) and len(made) == 200
         agent.call("file_write", path="mine", content="first", workspace_session_id=made[0])
         agent.call("file_write", path="mine", content="last", workspace_session_id=made[-1])
-        assert agent.run("cat mine", made[-1])["output"] == "last" and agent.read("mine", workspace_session_id=made[0]) == "first"
+        assert (
+            agent.run("cat mine", made[-1])["output"] == "last"
+            and agent.read("mine", workspace_session_id=made[0]) == "first"
+        )
         assert refused(agent, "file_read", path="mine", workspace_session_id=made[100]).kind == "not_found"
         list(pool.map(destroy, made))
     assert listed(agent) == {} and agent.call("layerstack")["active_lease_count"] == 0

@@ -1,4 +1,6 @@
-"""Sessions of a real agent: private views, publication, rejection, drafts, and what is kept when something is killed."""
+"""Sessions of a real agent: private views, publication, rejection, drafts, and what is kept when something is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def destroy(agent: Agent, session: str, **args: Any) -> dict[str, Any]:
 
 
 def inits(agent: Agent) -> list[int]:
-    """Pid 1 of each session, as this test sees it; a spare of the zygote shows no workspace, whatever else is mounted on this machine."""
+    """Pid 1 of each session, as this test sees it; a spare of the zygote shows no workspace, whatever else is
+    mounted on this machine.
+    """
     (zygote,) = children_of(agent.pid)
     return [pid for pid in children_of(zygote) if f" {agent.workspace} " in mountinfo(pid)]
 
@@ -43,7 +47,11 @@ def test_a_session_is_private_until_it_is_published(agent: Agent) -> None:
     found = agent.call("create_workspace_session", agent="alice")
     session = found["workspace_session_id"]
     assert re.fullmatch(r"[0-9a-f]{22}", session)
-    assert (found["network_profile"], found["finalize_policy"], found["base_version"]) == ("shared", "no_op", 1)
+    assert (found["network_profile"], found["finalize_policy"], found["base_version"]) == (
+        "shared",
+        "no_op",
+        1,
+    )
     agent.run("echo ready > status.txt; chmod 750 run.sh; rm README.md; ln -s run.sh link", session)
     assert refused(lambda: agent.read("status.txt")).kind == "not_found"
     assert agent.read("README.md") == "hello"
@@ -52,7 +60,11 @@ def test_a_session_is_private_until_it_is_published(agent: Agent) -> None:
         "workspace_session_id": session,
         "publish": {
             "no_op": False,
-            "revision": {"manifest_version": 2, "root_hash": result["publish"]["revision"]["root_hash"], "layer_count": 2},
+            "revision": {
+                "manifest_version": 2,
+                "root_hash": result["publish"]["revision"]["root_hash"],
+                "layer_count": 2,
+            },
             "route_summary": {"source_count": 4, "ignored_count": 0},
         },
         "destroyed": True,
@@ -86,7 +98,11 @@ def test_a_dead_id_is_refused_in_the_words_of_each_operation(agent: Agent) -> No
         lambda: agent.call("preview_publish", workspace_session_id=session),
     ):
         error = refused(call)
-        assert (error.kind, error.reason, error.details["workspace_session_id"]) == ("operation_failed", "session_not_found", session)
+        assert (error.kind, error.reason, error.details["workspace_session_id"]) == (
+            "operation_failed",
+            "session_not_found",
+            session,
+        )
         assert f"workspace session not found: {session}" in error.message
     for op in ("file_read", "file_list", "file_write"):
         error = refused(lambda op=op: agent.call(op, path="a", workspace_session_id=session))  # type: ignore[misc]  # pyright: ignore
@@ -121,7 +137,8 @@ def test_a_rejected_explicit_publish_changes_nothing_and_names_every_conflict(ag
     first, second = agent.session(agent="alice"), agent.session(agent="bob")
     agent.run("sed -i 's/two/TWO/' src/app.py; echo a > both", first)
     agent.run(
-        "sed -i 's/two/zwei/' src/app.py; echo b > both; echo c > free; sleep 1000 >/dev/null 2>&1 & setsid sleep 1000 & wait %2",
+        "sed -i 's/two/zwei/' src/app.py; echo b > both; echo c > free; sleep 1000 >/dev/null 2>&1 & setsid "
+        "sleep 1000 & wait %2",
         second,
         yield_time_ms=0,
     )
@@ -133,9 +150,18 @@ def test_a_rejected_explicit_publish_changes_nothing_and_names_every_conflict(ag
     error = refused(lambda: publish(agent, second))
     assert (error.kind, error.message) == ("operation_failed", "workspace session publish was rejected")
     details = error.details
-    assert (details["workspace_session_id"], details["stage"], details["session_retained"]) == (second, "publish", True)
+    assert (details["workspace_session_id"], details["stage"], details["session_retained"]) == (
+        second,
+        "publish",
+        True,
+    )
     rejection = details["publish_rejection"]
-    assert (rejection["reason"], rejection["conflict_count"], rejection["protected_drop"], rejection["message"]) == (
+    assert (
+        rejection["reason"],
+        rejection["conflict_count"],
+        rejection["protected_drop"],
+        rejection["message"],
+    ) == (
         "source_conflict",
         2,
         None,
@@ -150,7 +176,11 @@ def test_a_rejected_explicit_publish_changes_nothing_and_names_every_conflict(ag
     assert rejection["path"] == rejection["source_conflict"]["path"] == rejection["conflicts"][0]["path"]
     assert agent.version() == 2
     # the session goes on, and can be mended
-    agent.run("git --version >/dev/null 2>&1; rm both; printf 'one\\nTWO\\nthree\\nfour\\nfive\\nsix\\nseven\\n' > src/app.py", second)
+    agent.run(
+        "git --version >/dev/null 2>&1; rm both; printf 'one\\nTWO\\nthree\\nfour\\nfive\\nsix\\nseven\\n' "
+        "> src/app.py",
+        second,
+    )
     assert publish(agent, second)["publish"]["revision"]["manifest_version"] == 3
     assert agent.read("free") == "c"
 
@@ -158,7 +188,12 @@ def test_a_rejected_explicit_publish_changes_nothing_and_names_every_conflict(ag
 def test_a_refused_one_shot_command_keeps_its_work_as_a_draft_that_can_be_reopened(agent: Agent) -> None:
     slow = agent.run("read go; echo mine > README.md; echo kept > extra", None, yield_time_ms=0)
     agent.call("file_write", path="README.md", content="theirs\n")
-    result = agent.call("write_command_stdin", command_session_id=slow["command_session_id"], stdin="go\n", yield_time_ms=60_000)
+    result = agent.call(
+        "write_command_stdin",
+        command_session_id=slow["command_session_id"],
+        stdin="go\n",
+        yield_time_ms=60_000,
+    )
     assert (result["status"], result["exit_code"], result["publish_rejected"]) == ("ok", 0, True)
     assert result["publish_reject_class"] == "source_conflict"
     assert result["publish_rejection"]["conflicts"][0]["path"] == "README.md"
@@ -166,7 +201,10 @@ def test_a_refused_one_shot_command_keeps_its_work_as_a_draft_that_can_be_reopen
     assert agent.read("README.md") == "theirs" and agent.version() == 2
     (draft,) = agent.call("list_drafts")["drafts"]
     assert draft["draft_id"] == result["draft_id"]
-    assert (draft["origin"], draft["base_version"]) == (f"workspace_session:{result['workspace_session_id']}", 1)
+    assert (draft["origin"], draft["base_version"]) == (
+        f"workspace_session:{result['workspace_session_id']}",
+        1,
+    )
     assert agent.call("preview_publish", draft_id=draft["draft_id"])["conflict_count"] == 1
     error = refused(lambda: agent.session(draft_id=draft["draft_id"], draft_base="head"))
     assert error.message.startswith(f"draft {draft['draft_id']} cannot be carried over to the head")
@@ -202,10 +240,20 @@ def test_a_one_shot_session_can_be_joined_and_publishes_after_its_last_command(a
     session = first["workspace_session_id"]
     second = agent.run("read go; echo 2 > two", session, yield_time_ms=0)
     agent.call("file_write", path="three", content="3", workspace_session_id=session)
-    ended = agent.call("write_command_stdin", command_session_id=first["command_session_id"], stdin="x\n", yield_time_ms=60_000)
+    ended = agent.call(
+        "write_command_stdin",
+        command_session_id=first["command_session_id"],
+        stdin="x\n",
+        yield_time_ms=60_000,
+    )
     assert ended["status"] == "ok" and "publish" not in ended
     assert agent.version() == 1
-    ended = agent.call("write_command_stdin", command_session_id=second["command_session_id"], stdin="x\n", yield_time_ms=60_000)
+    ended = agent.call(
+        "write_command_stdin",
+        command_session_id=second["command_session_id"],
+        stdin="x\n",
+        yield_time_ms=60_000,
+    )
     assert ended["publish"]["route_summary"]["source_count"] == 3
     assert [agent.read(name) for name in ("one", "two", "three")] == ["1", "2", "3"]
 
@@ -214,13 +262,22 @@ def test_one_shot_commands_started_together_share_a_base_and_exactly_one_wins(ag
     started = [agent.run(f"read go; echo {n} > README.md", yield_time_ms=0) for n in range(5)]
 
     def release(one: dict[str, Any]) -> dict[str, Any]:
-        return agent.call("write_command_stdin", command_session_id=one["command_session_id"], stdin="x\n", yield_time_ms=60_000)
+        return agent.call(
+            "write_command_stdin",
+            command_session_id=one["command_session_id"],
+            stdin="x\n",
+            yield_time_ms=60_000,
+        )
 
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         results = list(pool.map(release, started))
     won = [n for n, result in enumerate(results) if result["publish"]["published"]]
     assert len(won) == 1 and agent.read("README.md") == str(won[0])
-    assert all(result.get("publish_reject_class") == "source_conflict" for n, result in enumerate(results) if n not in won)
+    assert all(
+        result.get("publish_reject_class") == "source_conflict"
+        for n, result in enumerate(results)
+        if n not in won
+    )
     assert len(agent.call("list_drafts")["drafts"]) == 4
 
 
@@ -228,7 +285,10 @@ def test_explicit_sessions_published_at_once_let_one_win_and_the_others_go_on(ag
     """Those that lose only at the commit, after a clean preview, get a new mount on their sealed work."""
     sessions = [agent.session() for _ in range(6)]
     for number, session in enumerate(sessions):
-        agent.run(f"echo {number} > README.md; mkdir -p made/deep; echo {number} > made/deep/n{number}; rm run.sh", session)
+        agent.run(
+            f"echo {number} > README.md; mkdir -p made/deep; echo {number} > made/deep/n{number}; rm run.sh",
+            session,
+        )
 
     def attempt(session: str) -> Failed | None:
         try:
@@ -245,7 +305,10 @@ def test_explicit_sessions_published_at_once_let_one_win_and_the_others_go_on(ag
         if error is None:
             continue
         assert (error.reason, error.details["session_retained"]) == ("source_conflict", True)
-        assert agent.run("cat README.md made/deep/*; test ! -e run.sh && echo gone", session)["output"] == f"{number}\n{number}\ngone"
+        assert (
+            agent.run("cat README.md made/deep/*; test ! -e run.sh && echo gone", session)["output"]
+            == f"{number}\n{number}\ngone"
+        )
         agent.run("echo after >> README.md; rm -r made", session)
         assert agent.read("README.md", workspace_session_id=session) == f"{number}\nafter"
         again = agent.call("preview_publish", workspace_session_id=session)
@@ -265,11 +328,21 @@ def test_a_killed_runner_leaves_a_draft_and_the_next_call_names_it(agent: Agent)
     (pid,) = inits(agent)
     os.kill(pid, signal.SIGKILL)
     error = refused(lambda: agent.read("kept", workspace_session_id=session))
-    assert (error.kind, error.reason, error.details["workspace_session_id"]) == ("operation_failed", "session_lost", session)
+    assert (error.kind, error.reason, error.details["workspace_session_id"]) == (
+        "operation_failed",
+        "session_lost",
+        session,
+    )
     draft = error.details["draft_id"]
-    for call in (lambda: agent.run("true", session), lambda: destroy(agent, session), lambda: publish(agent, session)):
+    for call in (
+        lambda: agent.run("true", session),
+        lambda: destroy(agent, session),
+        lambda: publish(agent, session),
+    ):
         assert refused(call).details["draft_id"] == draft
-    assert refused(lambda: agent.call("wait_command", command_session_id=waiting)).details["draft_id"] == draft
+    assert (
+        refused(lambda: agent.call("wait_command", command_session_id=waiting)).details["draft_id"] == draft
+    )
     read = agent.call("read_command_lines", command_session_id=waiting)
     assert (read["status"], read["exit_code"], read["draft_id"]) == ("error", None, draft)
     (kept,) = agent.call("list_drafts")["drafts"]
@@ -296,7 +369,9 @@ def test_a_killed_agent_loses_nothing_and_its_sessions_are_known_by_their_drafts
                 os.kill(pid, 0)
     agent.start()
     assert agent.read("published") == "yes"
-    drafts = {draft["origin"].partition(":")[2]: draft["draft_id"] for draft in agent.call("list_drafts")["drafts"]}
+    drafts = {
+        draft["origin"].partition(":")[2]: draft["draft_id"] for draft in agent.call("list_drafts")["drafts"]
+    }
     assert set(drafts) == {session, one_shot["workspace_session_id"]}
     error = refused(lambda: agent.run("true", session))
     assert (error.reason, error.details["draft_id"]) == ("session_lost", drafts[session])
@@ -324,7 +399,10 @@ def test_what_asks_for_a_session_while_the_zygote_is_killed_is_told_to_ask_again
     os.kill(zygote, signal.SIGSTOP)  # the orders lie in its socket
     waiting = [agent.connect() for _ in range(3)]
     for connection, op, args in zip(
-        waiting, ("create_workspace_session", "exec_command", "create_workspace_session"), ({}, {"cmd": "true"}, {}), strict=True
+        waiting,
+        ("create_workspace_session", "exec_command", "create_workspace_session"),
+        ({}, {"cmd": "true"}, {}),
+        strict=True,
     ):
         connection.socket.sendall(agent.line(op, **args))
     while len(os.listdir(os.path.join(agent.store, "sessions"))) < len(waiting):
@@ -332,13 +410,17 @@ def test_what_asks_for_a_session_while_the_zygote_is_killed_is_told_to_ask_again
     os.kill(zygote, signal.SIGKILL)
     for connection in waiting:
         error = json.loads(connection.file.readline())["error"]
-        assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == ("server_shutting_down", "draining", True), (
-            error
-        )
+        assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == (
+            "server_shutting_down",
+            "draining",
+            True,
+        ), error
         connection.close()
     assert agent.wait() == 1
     agent.start()
-    assert agent.call("list_drafts")["drafts"] == [] and os.listdir(os.path.join(agent.store, "sessions")) == []
+    assert (
+        agent.call("list_drafts")["drafts"] == [] and os.listdir(os.path.join(agent.store, "sessions")) == []
+    )
 
 
 def test_sessions_and_their_commands_are_listed(agent: Agent) -> None:
@@ -349,7 +431,11 @@ def test_sessions_and_their_commands_are_listed(agent: Agent) -> None:
     assert row["network_profile"] == "isolated" and row["active_command_session_ids"] == [command]
     assert row["base_version"] == 1 and row["upper_bytes"] == 0
     snapshot = agent.call("snapshot")
-    assert (snapshot["sandbox_id"], snapshot["availability"], snapshot["errors"]) == ("eos-test", "available", [])
+    assert (snapshot["sandbox_id"], snapshot["availability"], snapshot["errors"]) == (
+        "eos-test",
+        "available",
+        [],
+    )
     (workspace,) = snapshot["workspaces"]
     assert workspace["workspace_id"] == session and workspace["layers"]["layer_count"] == 1
     assert [e["namespace_execution_id"] for e in workspace["active_namespace_executions"]] == [command]
@@ -367,7 +453,10 @@ def test_arguments_that_make_no_sense_are_refused_by_name(shared_agent: Agent) -
     assert "list_versions" in refused(lambda: shared_agent.session(base_version=99999)).details["hint"]
     assert "draft_id" in refused(lambda: shared_agent.session(draft_base="head")).message
     assert refused(lambda: shared_agent.call("preview_publish")).kind == "invalid_request"
-    assert refused(lambda: shared_agent.call("discard_draft", draft_id="draft-0000000000000000")).kind == "not_found"
+    assert (
+        refused(lambda: shared_agent.call("discard_draft", draft_id="draft-0000000000000000")).kind
+        == "not_found"
+    )
 
 
 def test_special_files_are_left_out_and_told(agent: Agent) -> None:
@@ -400,7 +489,14 @@ def test_many_threads_create_run_and_destroy_without_one_unexpected_error(agent:
 @pytest.mark.needs("root")
 def test_a_full_disk_refuses_by_name_and_everything_that_was_there_stays(short_dir: str) -> None:
     agent = Agent(short_dir, {"README.md": b"hello\n"})
-    agent.prefix = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m none "$0" && exec "$@"', agent.store]
+    agent.prefix = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=2m none "$0" && exec "$@"',
+        agent.store,
+    ]
     try:
         agent.start()
         session = agent.session()
@@ -442,11 +538,17 @@ def test_an_ordinary_user_gets_the_same(start_agent: Callable[..., Agent]) -> No
 def test_grace_ends_with_the_commands_also_of_a_session_that_would_settle_itself(agent: Agent) -> None:
     command = agent.run("read x; echo $x > f", yield_time_ms=0)
     session = command["workspace_session_id"]
-    error = refused(lambda: agent.call("publish_workspace_session", workspace_session_id=session, grace_s=1e300))
+    error = refused(
+        lambda: agent.call("publish_workspace_session", workspace_session_id=session, grace_s=1e300)
+    )
     assert (error.kind, error.reason) == ("operation_failed", "implicit_session"), "refused before it waits"
     connection = agent.connect()
-    connection.socket.sendall(agent.line("destroy_workspace_session", workspace_session_id=session, grace_s=1e300))
-    agent.call("write_command_stdin", command_session_id=command["command_session_id"], stdin="y\n", yield_time_ms=0)
+    connection.socket.sendall(
+        agent.line("destroy_workspace_session", workspace_session_id=session, grace_s=1e300)
+    )
+    agent.call(
+        "write_command_stdin", command_session_id=command["command_session_id"], stdin="y\n", yield_time_ms=0
+    )
     answer = json.loads(connection.file.readline())
     connection.close()
     assert answer["destroyed"] is True and answer["discarded"]["paths"] == ["f"]
@@ -456,5 +558,9 @@ def test_grace_ends_with_the_commands_also_of_a_session_that_would_settle_itself
 def test_a_set_up_that_takes_too_long_says_so(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent(runtime={"workspace": {"setup_timeout_s": 1e-9}})
     error = refused(lambda: agent.run("true"))
-    assert error.kind == "operation_failed" and "workspace setup failed" in error.message and "timed out" in error.message
+    assert (
+        error.kind == "operation_failed"
+        and "workspace setup failed" in error.message
+        and "timed out" in error.message
+    )
     assert error.details["retryable"] is True  # a machine that has more time makes it

@@ -1,4 +1,6 @@
-"""The settings file and the environment that it gives to commands; the keys that bring back the reference's behaviour."""
+"""The settings file and the environment that it gives to commands; the keys that bring back the reference's
+behaviour.
+"""
 
 from __future__ import annotations
 
@@ -89,17 +91,34 @@ def test_a_missing_or_damaged_file_is_named(short_dir: str) -> None:
 
 def test_the_environment_is_the_images_then_the_containers_then_ours() -> None:
     found = base_environment(settings.parse(GOOD))
-    assert (found["PATH"], found["LANG"], found["MINE"], found["ADDED"]) == ("/image/bin", "de_DE.UTF-8", "1", "2")
-    assert (found["HOME"], found["PAGER"], found["GIT_OPTIONAL_LOCKS"], found["EOS_WORKSPACE"]) == ("/root", "cat", "0", "/workspace")
+    assert (found["PATH"], found["LANG"], found["MINE"], found["ADDED"]) == (
+        "/image/bin",
+        "de_DE.UTF-8",
+        "1",
+        "2",
+    )
+    assert (found["HOME"], found["PAGER"], found["GIT_OPTIONAL_LOCKS"], found["EOS_WORKSPACE"]) == (
+        "/root",
+        "cat",
+        "0",
+        "/workspace",
+    )
     assert command_environment(found, {"PAGER": "less"}, tty=True)["PAGER"] == "less"
-    assert "TERM" in command_environment(found, {}, tty=True) and "TERM" not in command_environment(found, {}, tty=False)
+    assert "TERM" in command_environment(found, {}, tty=True) and "TERM" not in command_environment(
+        found, {}, tty=False
+    )
 
 
 def test_the_allow_list_drops_what_else_the_image_sets() -> None:
     config = {"runtime": {"command": {"environment": "allow_list"}}}
     found = base_environment(settings.parse({**GOOD, "config": config}))
     assert "MINE" not in found and found["ADDED"] == "2" and found["PATH"] == "/image/bin"
-    local = {**GOOD, "provider": "local", "path": "/usr/bin:/hidden/bin:relative:/bin", "private_dirs": ["/hidden"]}
+    local = {
+        **GOOD,
+        "provider": "local",
+        "path": "/usr/bin:/hidden/bin:relative:/bin",
+        "private_dirs": ["/hidden"],
+    }
     found = base_environment(settings.parse(local))
     assert "MINE" not in found and found["PATH"] == "/usr/bin:/bin"
 
@@ -109,15 +128,28 @@ def test_the_references_ways_come_back_by_configuration(start_agent: Callable[..
     agent = start_agent(
         runtime={
             "command": {"unknown_id": "empty_ok", "stdin_control": "anywhere", "read_lines_max": 3},
-            "file": {"max_edit_bytes": 10, "max_output_bytes": 4, "max_list_entries": 2, "read_lines_default": 1},
+            "file": {
+                "max_edit_bytes": 10,
+                "max_output_bytes": 4,
+                "max_list_entries": 2,
+                "read_lines_default": 1,
+            },
         },
         observability={"enabled": False},
     )
     nothing = agent.call("read_command_lines", command_session_id="namespace_execution_77")
-    assert (nothing["status"], nothing["exit_code"], nothing["output"], nothing["total_lines"]) == ("ok", None, "", 0)
+    assert (nothing["status"], nothing["exit_code"], nothing["output"], nothing["total_lines"]) == (
+        "ok",
+        None,
+        "",
+        0,
+    )
     session = agent.session()
     command = agent.run("sleep 1000", session, yield_time_ms=0)["command_session_id"]
-    assert agent.call("write_command_stdin", command_session_id=command, stdin="text\x03more")["status"] == "cancelled"
+    assert (
+        agent.call("write_command_stdin", command_session_id=command, stdin="text\x03more")["status"]
+        == "cancelled"
+    )
     done = agent.run("seq 10", session, yield_time_ms=0)["command_session_id"]
     agent.call("wait_command", command_session_id=done, timeout_ms=60_000)
     assert agent.call("read_command_lines", command_session_id=done, limit=9)["end_offset"] == 3
@@ -126,7 +158,11 @@ def test_the_references_ways_come_back_by_configuration(start_agent: Callable[..
         assert agent.call("file_read", path="src/app.py", offset=6, **where)["content"] == "six"
         for op, args, words in (
             ("file_read", {"path": "src/app.py", "limit": 3}, "exceeds the maximum of 4 bytes"),
-            ("file_edit", {"path": "src/app.py", "edits": [{"old_string": "one", "new_string": "1"}]}, "too large"),
+            (
+                "file_edit",
+                {"path": "src/app.py", "edits": [{"old_string": "one", "new_string": "1"}]},
+                "too large",
+            ),
         ):
             connection = agent.connect()
             error = connection.line(agent.line(op, **args, **where))["error"]
@@ -136,7 +172,9 @@ def test_the_references_ways_come_back_by_configuration(start_agent: Callable[..
 
 @pytest.mark.needs("overlay")
 def test_units_of_the_configuration_are_the_agents_units(start_agent: Callable[..., Agent]) -> None:
-    agent = start_agent(runtime={"layerstack": {"units": [{"name": "search index", "root": "src", "members": ["*.idx"]}]}})
+    agent = start_agent(
+        runtime={"layerstack": {"units": [{"name": "search index", "root": "src", "members": ["*.idx"]}]}}
+    )
     session = agent.session()
     agent.call("file_write", path="src/a.idx", content="a\n", workspace_session_id=session)
     agent.call("file_write", path="src/b.idx", content="b\n")

@@ -1,4 +1,6 @@
-"""Squashes that nobody asks for: with a policy, when so many layers can be folded, and never in the way of a publish."""
+"""Squashes that nobody asks for: with a policy, when so many layers can be folded, and never in the way of a
+publish.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def layer_ids(agent: Agent) -> str:
     return "".join(str(layer["layer_id"])[0] for layer in agent.call("layerstack")["layers"])
 
 
-def test_as_many_layers_as_the_policy_says_are_folded_without_being_asked(start_agent: Callable[..., Agent]) -> None:
+def test_as_many_layers_as_the_policy_says_are_folded_without_being_asked(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent(runtime=POLICY)
     write(agent, "a", "b")
     assert layer_ids(agent) == "LLB"
@@ -67,7 +71,9 @@ def test_as_many_layers_as_the_policy_says_are_folded_without_being_asked(start_
     assert (first["why"], first["layers"], first["foldable"]) == ("layers", 4, 3) and second["foldable"] >= 3
     assert [event["due"] for event in events(agent, "evaluate")].count(True) == 2
     done = events(agent, "completed")[0]
-    assert (done["why"], done["version"], done["blocks"], done["replaced"]) == ("layers", 5, 1, 3) and done["dur_ms"] > 0
+    assert (done["why"], done["version"], done["blocks"], done["replaced"]) == ("layers", 5, 1, 3) and done[
+        "dur_ms"
+    ] > 0
     assert squash(agent) == {"manifest_version": 8, "squashed_blocks": [], "swept_sessions": []}
 
 
@@ -86,7 +92,9 @@ def test_layers_that_a_session_keeps_apart_do_not_count(start_agent: Callable[..
     assert layer_ids(agent) == "SB"
 
 
-def test_at_its_start_the_agent_folds_what_has_piled_up_and_without_a_policy_nothing(start_agent: Callable[..., Agent]) -> None:
+def test_at_its_start_the_agent_folds_what_has_piled_up_and_without_a_policy_nothing(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent()
     write(agent, *"abcd")
     assert layer_ids(agent) == "LLLLB"
@@ -99,7 +107,9 @@ def test_at_its_start_the_agent_folds_what_has_piled_up_and_without_a_policy_not
     assert agent.stop() == 0
 
 
-def test_two_that_are_asked_for_at_once_are_one_and_a_refusal_that_may_be_repeated(start_agent: Callable[..., Agent]) -> None:
+def test_two_that_are_asked_for_at_once_are_one_and_a_refusal_that_may_be_repeated(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent()
     for round_ in range(20):
         write(agent, *(f"{round_}-{n}" for n in range(3)))
@@ -121,10 +131,16 @@ def test_two_that_are_asked_for_at_once_are_one_and_a_refusal_that_may_be_repeat
         assert layer_ids(agent) == "SB"
 
 
-def test_layers_that_touch_one_directory_are_folded_by_the_number_of_these(start_agent: Callable[..., Agent]) -> None:
+def test_layers_that_touch_one_directory_are_folded_by_the_number_of_these(
+    start_agent: Callable[..., Agent],
+) -> None:
     base = {f"{name}/0": b"0" for name in ("a", "a/x", "b", "c", "d")}
-    agent = start_agent(base, runtime={"layerstack": {"autosquash_policies": {"squash_at_shared_directory_layers": 3}}})
-    write(agent, "a/1", "b/1", "c/1", "d/1", "a/x/1", "a/2", "b/2")  # two entries of "a": what holds it on the way to "a/x" does not count
+    agent = start_agent(
+        base, runtime={"layerstack": {"autosquash_policies": {"squash_at_shared_directory_layers": 3}}}
+    )
+    write(
+        agent, "a/1", "b/1", "c/1", "d/1", "a/x/1", "a/2", "b/2"
+    )  # two entries of "a": what holds it on the way to "a/x" does not count
     assert layer_ids(agent) == "LLLLLLLB"
     write(agent, "b/3")
     squashed(agent)
@@ -138,20 +154,31 @@ def test_layers_that_touch_one_directory_are_folded_by_the_number_of_these(start
     [
         (Depth(17, 16, 16 * 256, "d", 15), None),
         (Depth(17, 16, 16 * 256, "d", 16), "shared_directory"),
-        (Depth(17, 16, 16 * 256 + 1, "d", 16), None),  # one of them is big: it is not folded for the sake of fifteen small ones
+        (
+            Depth(17, 16, 16 * 256 + 1, "d", 16),
+            None,
+        ),  # one of them is big: it is not folded for the sake of fifteen small ones
         (Depth(41, 40, 40 * 256, "d", 16), "shared_directory"),
         (Depth(101, 100, 10**6, "", 0), "layers"),
     ],
 )
-def test_a_directory_is_no_reason_for_a_fold_that_costs_more_than_its_layers_did(depth: Depth, due: str | None) -> None:
+def test_a_directory_is_no_reason_for_a_fold_that_costs_more_than_its_layers_did(
+    depth: Depth, due: str | None
+) -> None:
     assert Policy(100, 16).due(depth) == due
 
 
-def test_a_squash_that_fails_says_so_and_the_next_one_goes_on_from_there(start_agent: Callable[..., Agent]) -> None:
+def test_a_squash_that_fails_says_so_and_the_next_one_goes_on_from_there(
+    start_agent: Callable[..., Agent],
+) -> None:
     agent = start_agent(runtime=POLICY)
     write(agent, "a", "b")
     folder = f"{agent.store}/.layer-metadata"
-    (index,) = (f"{folder}/{name}" for name in os.listdir(folder) if name.startswith("L000002") and name.endswith(".index"))
+    (index,) = (
+        f"{folder}/{name}"
+        for name in os.listdir(folder)
+        if name.startswith("L000002") and name.endswith(".index")
+    )
     os.rename(index, index + ".elsewhere")  # a squash reads it, a publish does not
     write(agent, "c")
     until = time.monotonic() + WAIT_S
@@ -167,7 +194,9 @@ def test_a_squash_that_fails_says_so_and_the_next_one_goes_on_from_there(start_a
     assert layer_ids(agent) == "SB" and [agent.read(name) for name in "abcd"] == ["a", "b", "c", "d"]
 
 
-def test_with_a_policy_a_publish_that_finds_the_quota_of_layers_used_up_folds_first(start_agent: Callable[..., Agent]) -> None:
+def test_with_a_policy_a_publish_that_finds_the_quota_of_layers_used_up_folds_first(
+    start_agent: Callable[..., Agent],
+) -> None:
     policy = {"autosquash_policies": {"squash_at_n_layers": 400}, "quota_layers": 2}
     agent = start_agent(runtime={"layerstack": policy})
     session = agent.session()

@@ -1,4 +1,4 @@
-"""Spans and events in memory and on disk: how they nest, what bounds them, what a kill and a full disk leave."""
+"""Spans and events in memory and on disk: how they nest, what bounds them, what a kill and a full disk leave."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -48,9 +48,13 @@ def test_what_runs_inside_of_a_span_is_its_child_across_tasks_and_threads(tmp_pa
     asyncio.run(work())
     found = records(recorder)
     recorder.close()
-    assert names_of(tree(found, {})) == [["daemon.dispatch", [["outer", [["in a task", []]]], ["beside", []]]]]
+    assert names_of(tree(found, {})) == [
+        ["daemon.dispatch", [["outer", [["in a task", []]]], ["beside", []]]]
+    ]
     (moment,) = [one for one in found if one["kind"] == "event"]
-    assert moment["attrs"] == {"n": 1} and moment["parent"] == next(one["span"] for one in found if one["name"] == "outer")
+    assert moment["attrs"] == {"n": 1} and moment["parent"] == next(
+        one["span"] for one in found if one["name"] == "outer"
+    )
 
 
 def test_outside_of_a_request_nothing_is_traced(tmp_path: Path) -> None:
@@ -84,7 +88,11 @@ def test_a_status_says_how_a_span_was_left(tmp_path: Path) -> None:
     recorder.close()
     assert found["refused"] == ("error", {"error": "invalid_request", "reason": "why"})
     assert found["bug"] == ("error", {"error": "KeyError", "reason": ""})
-    assert found["cancelled"][0] == "cancelled" and found["timed out"][0] == "timed_out" and found["daemon.dispatch"][0] == "completed"
+    assert (
+        found["cancelled"][0] == "cancelled"
+        and found["timed out"][0] == "timed_out"
+        and found["daemon.dispatch"][0] == "completed"
+    )
     assert "secret" not in (tmp_path / "t").read_text()
 
 
@@ -138,7 +146,9 @@ def test_a_record_that_is_too_long_is_replaced_by_its_skeleton_and_counted(tmp_p
     with recorder.request("r", filling="x" * 5000):
         pass
     (found,) = records(recorder)
-    assert found["attrs"] == {} and found["_truncated"] > 5000 and found["_counters"]["truncated_records"] == 1
+    assert (
+        found["attrs"] == {} and found["_truncated"] > 5000 and found["_counters"]["truncated_records"] == 1
+    )
     assert len((tmp_path / "t").read_bytes()) <= 1024
     with recorder.request("y" * 150, "n" * 2000):
         pass
@@ -147,7 +157,9 @@ def test_a_record_that_is_too_long_is_replaced_by_its_skeleton_and_counted(tmp_p
     recorder.close()
 
 
-@pytest.mark.parametrize("request_id", ["", "\ud800\n\0", '","trace":"other","x":"', "é" * 4000, "last", "x" * 100_000])
+@pytest.mark.parametrize(
+    "request_id", ["", "\ud800\n\0", '","trace":"other","x":"', "é" * 4000, "last", "x" * 100_000]
+)
 def test_any_request_id_can_be_found_again(tmp_path: Path, request_id: str) -> None:
     recorder = Telemetry(str(tmp_path / "t"))
     with recorder.request("other"):
@@ -223,7 +235,14 @@ def test_a_deleted_file_is_made_anew_and_a_symlink_is_not_followed(tmp_path: Pat
 
 
 def test_lines_of_no_record_of_ours_are_left_out() -> None:
-    assert [decode(line) for line in (b"", b"{", b"[]", b"1", b'{"a":1}', b"[" * 100_000)] == [None, None, None, None, {"a": 1}, None]
+    assert [decode(line) for line in (b"", b"{", b"[]", b"1", b'{"a":1}', b"[" * 100_000)] == [
+        None,
+        None,
+        None,
+        None,
+        {"a": 1},
+        None,
+    ]
 
 
 def test_a_tree_can_be_made_of_records_whose_parents_were_dropped() -> None:
@@ -238,7 +257,10 @@ def test_a_tree_can_be_made_of_records_whose_parents_were_dropped() -> None:
         "status": "completed",
     }
     itself = {**lost, "span": "d-3", "parent": "d-3"}
-    assert [node["span"]["span"] for node in tree([lost, itself, {"kind": "event", "ts": 1, "parent": "d-9"}], {"d-1": "d-1"})] == [
+    assert [
+        node["span"]["span"]
+        for node in tree([lost, itself, {"kind": "event", "ts": 1, "parent": "d-9"}], {"d-1": "d-1"})
+    ] == [
         "d-2",
         "d-3",
     ]

@@ -17,7 +17,9 @@ def window(raw: bytes, offset: int = 1, limit: int = 2000, **more: Any) -> dict[
 
 
 def edit(raw: bytes, *edits: tuple[str, str] | tuple[str, str, bool]) -> bytes:
-    parsed = parse_edits([{"old_string": e[0], "new_string": e[1], "replace_all": len(e) == 3} for e in edits])
+    parsed = parse_edits(
+        [{"old_string": e[0], "new_string": e[1], "replace_all": len(e) == 3} for e in edits]
+    )
     return apply_edits(raw, parsed, "f", 4 << 20).content
 
 
@@ -45,14 +47,25 @@ def test_a_window_in_the_middle_says_where_to_go_on() -> None:
     raw = b"".join(b"line %d\n" % n for n in range(1, 101))
     found = window(raw, 11, 10)
     assert found["content"].split("\n")[0] == "line 11" and found["content"].split("\n")[-1] == "line 20"
-    assert (found["num_lines"], found["total_lines"], found["next_offset"], found["truncated"]) == (10, 100, 21, True)
+    assert (found["num_lines"], found["total_lines"], found["next_offset"], found["truncated"]) == (
+        10,
+        100,
+        21,
+        True,
+    )
     last = window(raw, 91, 10)
     assert (last["num_lines"], last["next_offset"], last["truncated"]) == (10, None, False)
 
 
 def test_an_offset_past_the_end_is_an_empty_success() -> None:
     found = window(b"a\nb\n", 9)
-    assert (found["content"], found["num_lines"], found["total_lines"], found["next_offset"], found["truncated"]) == ("", 0, 2, None, False)
+    assert (
+        found["content"],
+        found["num_lines"],
+        found["total_lines"],
+        found["next_offset"],
+        found["truncated"],
+    ) == ("", 0, 2, None, False)
     assert window(b"")["total_lines"] == 0
 
 
@@ -106,7 +119,10 @@ def test_random_edits_agree_with_a_plain_replace_on_plain_text() -> None:
         text = "".join(chance.choice("ab\n") for _ in range(chance.randrange(1, 40)))
         endings = [chance.random() < 0.5 for _ in range(text.count("\n"))]
         lines = text.split("\n")
-        raw = "".join(line + ("\r\n" if crlf else "\n") for line, crlf in zip(lines, endings, strict=False)) + lines[-1]
+        raw = (
+            "".join(line + ("\r\n" if crlf else "\n") for line, crlf in zip(lines, endings, strict=False))
+            + lines[-1]
+        )
         start = chance.randrange(len(text))
         old = text[start : start + chance.randrange(1, 5)]
         new = "".join(chance.choice("abc\n") for _ in range(chance.randrange(0, 4)))
@@ -121,9 +137,18 @@ def test_edits_apply_in_order_to_the_running_text() -> None:
 
 def test_bad_edits_are_named() -> None:
     assert refused(b"x", []).message == "edits must not be empty"
-    assert "edits[1].new_string" in refused(b"x", [{"old_string": "x", "new_string": "y"}, {"old_string": "y"}]).message
-    assert "edits[0].replace_all" in refused(b"x", [{"old_string": "x", "new_string": "y", "replace_all": 1}]).message
-    assert "string to replace not found in f: " + "z" * 60 in refused(b"x", [{"old_string": "z" * 99, "new_string": ""}]).message
+    assert (
+        "edits[1].new_string"
+        in refused(b"x", [{"old_string": "x", "new_string": "y"}, {"old_string": "y"}]).message
+    )
+    assert (
+        "edits[0].replace_all"
+        in refused(b"x", [{"old_string": "x", "new_string": "y", "replace_all": 1}]).message
+    )
+    assert (
+        "string to replace not found in f: " + "z" * 60
+        in refused(b"x", [{"old_string": "z" * 99, "new_string": ""}]).message
+    )
     found = refused(b"x x", [{"old_string": "x", "new_string": "y"}])
     assert "found 2 matches" in found.message and "replace_all" in found.message
     assert "no changes" in refused(b"x", [{"old_string": "x", "new_string": "x"}]).message
@@ -135,7 +160,9 @@ def test_bad_edits_are_named() -> None:
 
 def test_a_file_over_the_limit_is_not_edited() -> None:
     with pytest.raises(OperationError, match="too large"):
-        apply_edits(b"x" * 11, parse_edits([{"old_string": "x", "new_string": "y", "replace_all": True}]), "f", 10)
+        apply_edits(
+            b"x" * 11, parse_edits([{"old_string": "x", "new_string": "y", "replace_all": True}]), "f", 10
+        )
 
 
 def test_a_file_that_takes_too_long_to_read_through_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +175,8 @@ def test_a_file_that_takes_too_long_to_read_through_is_given_up(monkeypatch: pyt
 def test_an_edit_that_changes_nothing_is_refused_before_the_file_is_looked_at() -> None:
     with pytest.raises(OperationError) as caught:
         parse_edits([{"old_string": "a", "new_string": "b"}, {"old_string": "c", "new_string": "c"}])
-    assert (caught.value.kind, caught.value.details["reason"], caught.value.details["index"]) == ("invalid_request", "edit_no_change", 1)
+    assert (caught.value.kind, caught.value.details["reason"], caught.value.details["index"]) == (
+        "invalid_request",
+        "edit_no_change",
+        1,
+    )

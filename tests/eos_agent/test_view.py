@@ -19,11 +19,17 @@ both_forms = pytest.mark.parametrize(
 
 async def look(box: Box) -> str:
     live = await box.session()
-    return (await live.run(f"pwd; cat hello; echo x > made && echo written; ls {box.workspace}; ls -A {box.top} 2>&1")).out
+    return (
+        await live.run(
+            f"pwd; cat hello; echo x > made && echo written; ls {box.workspace}; ls -A {box.top} 2>&1"
+        )
+    ).out
 
 
 @both_forms
-@pytest.mark.parametrize("place", ["TOP/ws", "TOP/home/deep/er/ws", "TOP/private/inside/ws", "/dev/shm/eos-test-ws", "TOP"])
+@pytest.mark.parametrize(
+    "place", ["TOP/ws", "TOP/home/deep/er/ws", "TOP/private/inside/ws", "/dev/shm/eos-test-ws", "TOP"]
+)
 def test_the_workspace_is_at_its_own_path_wherever_that_lies(form: str, place: str) -> None:
     try:
         out = in_box(look, form=form, workspace=place)
@@ -55,19 +61,27 @@ def test_hidden_folders_look_empty_and_nothing_of_a_mount_below_them_is_left(for
     async def scenario(box: Box) -> str:
         live = await box.session()
         return (
-            await live.run(f"ls -A {box.top}/store {box.top}/private; mkdir {box.top}/private/x; grep {box.top} /proc/self/mountinfo")
+            await live.run(
+                f"ls -A {box.top}/store {box.top}/private; mkdir {box.top}/private/x; grep {box.top} "
+                f"/proc/self/mountinfo"
+            )
         ).out
 
     lines = in_box(scenario, form=form, provider="docker", hidden=["TOP/store", "TOP/private"]).split("\n")
     mounts = [line for line in lines if " / /" in line]
-    assert all("tmpfs" in m or "overlay" in m for m in mounts) and len(mounts) == 3  # two masks and the workspace
+    assert (
+        all("tmpfs" in m or "overlay" in m for m in mounts) and len(mounts) == 3
+    )  # two masks and the workspace
     assert sum("Read-only" in line for line in lines) == 1
 
 
 @as_root
 def test_a_read_only_session_of_a_docker_sandbox_has_its_own_tmp_and_cannot_write_the_root() -> None:
     async def scenario(box: Box) -> tuple[str, str]:
-        script = "touch /usr/eos-was-here; ls -A /tmp /run; echo x > /tmp/made; ls /tmp; echo x > made && echo written"
+        script = (
+            "touch /usr/eos-was-here; ls -A /tmp /run; echo x > /tmp/made; ls /tmp; echo x > made && "
+            "echo written"
+        )
         tight = await box.session(rootfs_mode="read_only")
         open_ = await box.session()
         return (await tight.run(script)).out, (await open_.run("ls -A /tmp | grep -c eos-b-")).out
@@ -97,10 +111,17 @@ def busybox_root(top: str) -> str:
 def test_a_rootfs_folder_is_the_root_of_the_session_and_stays_as_it_is(form: str) -> None:
     async def scenario(box: Box) -> tuple[str, list[str], list[str] | None]:
         live = await box.session()
-        script = "cat /etc/os-release; ls /; pwd; cat hello; echo x > made && ls; touch /bin/evil; ls /dev; ps | grep -c ."
+        script = (
+            "cat /etc/os-release; ls /; pwd; cat hello; echo x > made && ls; touch /bin/evil; ls /dev; "
+            "ps | grep -c ."
+        )
         done = await live.run(script, env={"PATH": "/bin"})
         terminal = await live.run("tty", tty=True, env={"PATH": "/bin"})
-        return done.out + terminal.out, sorted(os.listdir(f"{box.top}/home/root")), await live.init.which_shell()
+        return (
+            done.out + terminal.out,
+            sorted(os.listdir(f"{box.top}/home/root")),
+            await live.init.which_shell(),
+        )
 
     out, left, shell = in_box(scenario, form=form, rootfs=busybox_root)
     assert out.startswith("NAME=tiny\nbin\ndev\netc\nproc\nrun\nsys\ntmp\n")
@@ -116,7 +137,9 @@ def test_an_empty_rootfs_has_no_shell_and_says_what_is_missing(form: str) -> Non
         try:
             await live.run(["/bin/sh", "-c", "true"])
         except OperationError as error:
-            result, _ = await live.init.file_op("read", {"path": "hello", "offset": 1, "limit": 10, "max_bytes": 1000})
+            result, _ = await live.init.file_op(
+                "read", {"path": "hello", "offset": 1, "limit": 10, "max_bytes": 1000}
+            )
             assert "hello" in str(result)
             return shell, f"{error.details['reason']} {error.details['errno']}"
         raise AssertionError("ran a shell that is not there")

@@ -21,7 +21,11 @@ from tests.native import both as both
 from .bare_zygote import Box, in_box
 
 both_forms = pytest.mark.parametrize(
-    "form", [pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")), pytest.param("user", marks=pytest.mark.needs("userns"))]
+    "form",
+    [
+        pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
+        pytest.param("user", marks=pytest.mark.needs("userns")),
+    ],
 )
 as_root = pytest.mark.needs("root", "overlay")
 
@@ -41,7 +45,9 @@ def test_an_idle_session_keeps_little_memory_for_itself_also_after_commands(init
 
 def own_kilobytes(pid: int) -> int:
     with open(f"/proc/{pid}/smaps_rollup") as file:
-        return sum(int(line.split()[1]) for line in file if line.startswith(("Private_Clean:", "Private_Dirty:")))
+        return sum(
+            int(line.split()[1]) for line in file if line.startswith(("Private_Clean:", "Private_Dirty:"))
+        )
 
 
 @both_forms
@@ -89,7 +95,11 @@ def test_a_refused_mount_names_the_step_and_leaves_nothing(form: str) -> None:
 
     kind, details, out = in_box(scenario, form=form)
     assert kind == "operation_failed" and details["reason"] == "setup_failed"
-    assert details["step"] == "mount the workspace" and details["errno"] == "EINVAL" and details["workspace_session_id"] == "bad"
+    assert (
+        details["step"] == "mount the workspace"
+        and details["errno"] == "EINVAL"
+        and details["workspace_session_id"] == "bad"
+    )
     assert out == "fine\n"
 
 
@@ -143,7 +153,11 @@ async def spare_of(box: Box, *but: int) -> int:
             await asyncio.sleep(0)
 
 
-LOOK = "cut -d' ' -f4- /proc/self/mountinfo | sed 's/ s[0-9]*-eos / /; s/upperdir=[^,]*//; s/workdir=[^,]*//' | sort; grep -E '^(Cap|NoNew|Secc)' /proc/self/status; ls -l /proc/self/fd | wc -l; trap; umask"
+LOOK = (
+    "cut -d' ' -f4- /proc/self/mountinfo | sed 's/ s[0-9]*-eos / /; s/upperdir=[^,]*//; "
+    "s/workdir=[^,]*//' | sort; grep -E '^(Cap|NoNew|Secc)' /proc/self/status; ls -l /proc/self/fd | wc "
+    "-l; trap; umask"
+)
 
 
 @both_forms
@@ -157,7 +171,11 @@ def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_
         assert select.select([pidfd], [], [], 30)[0]
         os.close(pidfd)
         cold = await box.session("cold")
-        return warm.init.pid == spare and cold.init.pid != again, (await warm.run(LOOK)).out, (await cold.run(LOOK)).out
+        return (
+            warm.init.pid == spare and cold.init.pid != again,
+            (await warm.run(LOOK)).out,
+            (await cold.run(LOOK)).out,
+        )
 
     as_meant, warm, cold = in_box(scenario, form=form)
     assert as_meant and "overlay" in warm and "NoNewPrivs:\t1" in warm and "Seccomp:\t2" in warm
@@ -165,7 +183,9 @@ def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_
 
 
 @both_forms
-def test_after_an_isolated_session_the_next_one_comes_from_a_spare_with_a_network_of_its_own(form: str) -> None:
+def test_after_an_isolated_session_the_next_one_comes_from_a_spare_with_a_network_of_its_own(
+    form: str,
+) -> None:
     look = LOOK + "; cut -d: -f1 /proc/net/dev; ls /sys/class/net"
 
     async def scenario(box: Box) -> tuple[bool, list[str], set[str | None]]:
@@ -200,7 +220,12 @@ def test_the_spare_dies_with_the_zygote() -> None:
 def test_fifty_sessions_at_once_are_separate_worlds(form: str) -> None:
     async def scenario(box: Box) -> tuple[set[str], set[str]]:
         lives = await asyncio.gather(*(box.session() for _ in range(50)))
-        done = await asyncio.gather(*(live.run(f"echo {n} > mine; cat mine; ls /proc | grep -c '^[0-9]'") for n, live in enumerate(lives)))
+        done = await asyncio.gather(
+            *(
+                live.run(f"echo {n} > mine; cat mine; ls /proc | grep -c '^[0-9]'")
+                for n, live in enumerate(lives)
+            )
+        )
         pids = {f"{live.init.pid}" for live in lives}
         return {d.out.split("\n")[0] for d in done}, pids
 
@@ -243,7 +268,12 @@ def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(
         raise AssertionError("made a session without a zygote")
 
     lost, reasons, used, reason = in_box(scenario, form=form)
-    assert "gone" in lost and reasons == ["was lost with the zygote"] * 3 and used == [False] * 3 and reason == "setup_failed"
+    assert (
+        "gone" in lost
+        and reasons == ["was lost with the zygote"] * 3
+        and used == [False] * 3
+        and reason == "setup_failed"
+    )
 
 
 @both_forms
@@ -279,7 +309,8 @@ def test_servers_of_isolated_sessions_use_the_same_port_and_the_agent_reaches_ea
         for name in ("red", "blue"):
             live = await box.session(name, network="isolated")
             script = (
-                f"import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); s.accept()[0].sendall(b'{name}')"
+                f"import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', "
+                f"flush=True); s.accept()[0].sendall(b'{name}')"
             )
             server = await live.start(["/usr/bin/env", "python3", "-c", script])
             await server.saw("up")

@@ -1,6 +1,8 @@
-"""A server on our own runner and transports with tools that misbehave: `python mcp_fixture.py stdio|http|sse GATE [PORT-OPTIONS]`.
+"""A server on our own runner and transports with tools that misbehave: `python mcp_fixture.py stdio|http|sse
+GATE [PORT-OPTIONS]`.
 
-GATE is a file; the SDK is imported when it exists ("-": at once). The tools run in this process; there is no sandbox behind them.
+GATE is a file; the SDK is imported when it exists ("-": at once). The tools run in this process; there is no
+sandbox behind them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ SECONDS = Argument("seconds", "float", help="How long.", default=600.0)
 
 
 def operation(name: str, *arguments: Argument, **more: Any) -> Operation:
-    return Operation(name, "runtime", "command", f"Title of {name}", f"Does {name}.", arguments, scope="system", **more)
+    return Operation(
+        name, "runtime", "command", f"Title of {name}", f"Does {name}.", arguments, scope="system", **more
+    )
 
 
 OPERATIONS = (
@@ -107,7 +111,10 @@ def say(text: str) -> None:
 def main() -> None:
     transport, gate = sys.argv[1:3]
     options = ServerOptions(
-        transport=transport, port=0, token_file=os.environ.get("FIXTURE_TOKEN_FILE"), host=os.environ.get("FIXTURE_HOST", "127.0.0.1")
+        transport=transport,
+        port=0,
+        token_file=os.environ.get("FIXTURE_TOKEN_FILE"),
+        host=os.environ.get("FIXTURE_HOST", "127.0.0.1"),
     )
     if PIPES is None:
         from eos_mcp.mcp import app, http
@@ -120,7 +127,9 @@ def main() -> None:
         print("A MODULE PRINTS WHILE IT IS IMPORTED", flush=True)
         from eos_mcp.mcp import app, event_loop
 
-        event_loop.serve(app.build(options, gateway=FixtureGateway(), operations=OPERATIONS), reader, writer, ending)
+        event_loop.serve(
+            app.build(options, gateway=FixtureGateway(), operations=OPERATIONS), reader, writer, ending
+        )
 
     stdio.run(PIPES, identity(options), serve)
 

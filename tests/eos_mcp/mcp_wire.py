@@ -1,4 +1,6 @@
-"""Speak JSON-RPC with a server process over its pipes, byte by byte; every line that it writes must be JSON-RPC."""
+"""Speak JSON-RPC with a server process over its pipes, byte by byte; every line that it writes must be
+JSON-RPC.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ def discover(request_id: int | str = 0) -> dict[str, Any]:
 
 
 def call(
-    request_id: int | str, name: str, arguments: Mapping[str, Any] | None = None, *, modern: bool = False, **meta: Any
+    request_id: int | str,
+    name: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    modern: bool = False,
+    **meta: Any,
 ) -> dict[str, Any]:
     params: dict[str, Any] = {"name": name, "arguments": dict(arguments or {})}
     if modern or meta:
@@ -48,9 +55,13 @@ def call(
 class Wire:
     """One server process. Leave the block and it is gone."""
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: int = subprocess.PIPE) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: int = subprocess.PIPE
+    ) -> None:
         environment = {**os.environ, **(env or {})}
-        self.process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        self.process = subprocess.Popen(
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
         assert self.process.stdout is not None and self.process.stderr is not None
         self._out, self._buffer = self.process.stdout.fileno(), bytearray()
         self._selector = selectors.DefaultSelector()
@@ -63,7 +74,9 @@ class Wire:
     def __enter__(self) -> Wire:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -76,7 +89,9 @@ class Wire:
     def send(self, *messages: Mapping[str, Any] | bytes) -> None:
         assert self.process.stdin is not None
         for message in messages:
-            self.process.stdin.write(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
+            self.process.stdin.write(
+                message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n"
+            )
         self.process.stdin.flush()
 
     def close_input(self) -> None:

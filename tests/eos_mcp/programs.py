@@ -1,4 +1,6 @@
-"""The command-line programs as processes of their own, and the gateways that they start: counted, killed, stopped."""
+"""The command-line programs as processes of their own, and the gateways that they start: counted, killed,
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,24 @@ def argv(program: str, *words: str) -> list[str]:
     return [sys.executable, "-m", MODULES.get(program, f"eos_mcp.cli.{program}"), *words]
 
 
-def run(program: str, *words: str, stdin: str | None = None, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, *words: str, stdin: str | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **(env or {})}
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-    return subprocess.run(argv(program, *words), env=environment, capture_output=True, text=True, timeout=WAIT_S, **given)
+    return subprocess.run(
+        argv(program, *words), env=environment, capture_output=True, text=True, timeout=WAIT_S, **given
+    )
 
 
 def many(count: int, program: str, *words: str) -> list[tuple[int, str, str]]:
     """`count` processes at once: status, standard output, standard error of each."""
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     started = [subprocess.Popen(argv(program, *words), **pipes) for _ in range(count)]
     said = [process.communicate(timeout=WAIT_S) for process in started]
     return [(process.returncode, out, err) for process, (out, err) in zip(started, said, strict=True)]

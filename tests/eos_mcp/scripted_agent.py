@@ -1,4 +1,6 @@
-"""A peer that speaks the agent's protocol on TCP and does to each request what a test says; and a manager that knows where it listens."""
+"""A peer that speaks the agent's protocol on TCP and does to each request what a test says; and a manager
+that knows where it listens.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class ScriptedAgent:
             while line := await reader.readline():
                 value = protocol.decode_object(line)
                 if proof.PROVE_KEY in value:
-                    expected = proof.meet(key, self.sandbox_id, START, {**value[proof.PROVE_KEY], "sandbox_id": self.sandbox_id})
+                    expected = proof.meet(
+                        key, self.sandbox_id, START, {**value[proof.PROVE_KEY], "sandbox_id": self.sandbox_id}
+                    )
                     owed = expected.proof
                     writer.write(protocol.encode(expected.reply))
                     continue
@@ -105,7 +109,10 @@ class ScriptedManager:
     async def target(self, sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
         if sandbox_id not in self.at:
             raise OperationError(
-                INVALID_REQUEST, f"sandbox not found: {sandbox_id}", {"sandbox_id": sandbox_id}, reason="sandbox_not_found"
+                INVALID_REQUEST,
+                f"sandbox not found: {sandbox_id}",
+                {"sandbox_id": sandbox_id},
+                reason="sandbox_not_found",
             )
         if refresh:
             self.refreshes += 1
@@ -113,7 +120,11 @@ class ScriptedManager:
         return AgentAddress("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves)
 
     def target_at_hand(self, sandbox_id: str) -> AgentAddress | None:
-        return AgentAddress("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves) if sandbox_id in self.at else None
+        return (
+            AgentAddress("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves)
+            if sandbox_id in self.at
+            else None
+        )
 
     async def start(self) -> None: ...
 
@@ -126,7 +137,9 @@ class ScriptedManager:
             ("cgroup", "sandbox"),
         )
 
-    async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
+    async def handle(
+        self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]
+    ) -> dict[str, Any]:
         self.handled.append((op, args))
         if self.work is not None:
             return await self.work(progress)

@@ -36,7 +36,9 @@ def test_a_program_that_is_no_bundles_is_no_agent_whatever_its_arguments_say(tmp
         assert is_ours(pid) and not is_agent(pid, settings, str(tmp_path / "bundles"))
         assert agents_of(settings, str(tmp_path / "bundles")) == []
         real = os.path.dirname(os.path.realpath(f"/proc/{pid}/exe"))
-        assert [one.pid for one in agents_of(settings, real)] == [pid]  # the same one, were that a place of bundles
+        assert [one.pid for one in agents_of(settings, real)] == [
+            pid
+        ]  # the same one, were that a place of bundles
         assert agents_of(str(tmp_path / "other.json"), real) == []
 
 

@@ -81,7 +81,9 @@ def test_the_copy_holds_bytes_modes_times_symlinks_and_hard_links(workspace: Pat
     assert tree_index.tree_hash(made.source) == made.root_hash
 
 
-def test_an_unchanged_workspace_is_found_without_reading_a_file(workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_workspace_is_found_without_reading_a_file(
+    workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = base.prepare(str(workspace), str(cache))
     monkeypatch.setattr(tree_index, "RACY_NS", 0)  # the files were made a moment ago
     monkeypatch.setattr(base, "_BaseCopy", lambda *_: pytest.fail("a copy was begun"))
@@ -96,7 +98,9 @@ def test_a_file_that_changed_a_moment_before_the_look_is_read_again(workspace: P
     assert not tree_index.unchanged(value, tree_index.look(str(workspace)))
 
 
-def test_equal_content_has_one_base_whatever_the_directory_and_the_times(workspace: Path, cache: Path, tmp_path: Path) -> None:
+def test_equal_content_has_one_base_whatever_the_directory_and_the_times(
+    workspace: Path, cache: Path, tmp_path: Path
+) -> None:
     first = base.prepare(str(workspace), str(cache))
     twin = tmp_path / "twin"
     subprocess.run(["cp", "-a", str(workspace), str(twin)], check=True)
@@ -117,7 +121,16 @@ def test_equal_content_has_one_base_whatever_the_directory_and_the_times(workspa
         lambda root: ((root / "empty").rmdir(), (root / "empty").write_text("")),
         lambda root: os.rename(root / "src/deep", root / "moved"),
     ],
-    ids=["content", "mode", "directory mode", "new directory", "removed", "target", "kind", "renamed directory"],
+    ids=[
+        "content",
+        "mode",
+        "directory mode",
+        "new directory",
+        "removed",
+        "target",
+        "kind",
+        "renamed directory",
+    ],
 )
 def test_each_change_makes_another_base_and_the_first_stays_as_it_was(
     workspace: Path, cache: Path, change: Callable[[Path], object]
@@ -131,7 +144,9 @@ def test_each_change_makes_another_base_and_the_first_stays_as_it_was(
     assert shown(first.source) == before
 
 
-def test_sockets_and_fifos_are_left_out_with_a_warning_or_refused(workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_and_fifos_are_left_out_with_a_warning_or_refused(
+    workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(workspace / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(workspace)  # the whole name may be too long for a socket
@@ -167,7 +182,9 @@ def test_a_file_that_changes_once_under_the_copy_is_copied_as_it_is_afterwards(
     assert shown(made.source) == shown(workspace)
 
 
-def test_a_file_that_keeps_changing_is_named_and_nothing_is_left(workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_keeps_changing_is_named_and_nothing_is_left(
+    workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = base._BaseCopy._read
 
     def read(self: base._BaseCopy, path: str, where: str, entry: tree_index.Stat) -> str | None:
@@ -218,7 +235,11 @@ def test_an_unreadable_file_is_named(short_dir: str) -> None:
     os.chown(f"{short_dir}/o", in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
     kind, details = in_namespace.call("uid", in_child)
     assert kind == "operation_failed"
-    assert (details["reason"], details["errno"], details["path"]) == ("workspace_unreadable", "EACCES", f"{short_dir}/o/ws/secret")
+    assert (details["reason"], details["errno"], details["path"]) == (
+        "workspace_unreadable",
+        "EACCES",
+        f"{short_dir}/o/ws/secret",
+    )
     assert "readable" in str(details["hint"])
     assert os.listdir(f"{short_dir}/o/cache") == []
 

@@ -1,4 +1,6 @@
-"""Attributes and access control lists of a workspace in the copy that its sandboxes start from, and what it says of mounts (N14, N11)."""
+"""Attributes and access control lists of a workspace in the copy that its sandboxes start from, and what it
+says of mounts (N14, N11).
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,13 @@ def test_attributes_and_lists_are_in_the_copy_and_in_its_hash(tmp_path: Path) ->
     copy, made = copied(workspace, cache, THEIRS)
     for name in ("", "plain", "noted", "z-noted", "listed", "marked", "d", "d/f"):
         here, there = workspace / name, copy / name
-        assert {key: os.getxattr(there, key) for key in os.listxattr(there)} == {key: os.getxattr(here, key) for key in os.listxattr(here)}
-        assert os.lstat(there).st_mode == os.lstat(here).st_mode and os.lstat(there).st_mtime_ns == os.lstat(here).st_mtime_ns
+        assert {key: os.getxattr(there, key) for key in os.listxattr(there)} == {
+            key: os.getxattr(here, key) for key in os.listxattr(here)
+        }
+        assert (
+            os.lstat(there).st_mode == os.lstat(here).st_mode
+            and os.lstat(there).st_mtime_ns == os.lstat(here).st_mtime_ns
+        )
     assert not acls.named(copy / "d/f") and made.warnings == ()
     assert copied(workspace, cache, THEIRS)[1] == made._replace(reused=True)
     os.setxattr(workspace / "plain", "user.more", b"2")
@@ -66,7 +73,9 @@ def test_attributes_and_lists_are_in_the_copy_and_in_its_hash(tmp_path: Path) ->
             break
     else:
         pytest.fail("nothing is linked")
-    assert os.getxattr(again / "noted", "user.note") == b"1\0\xff" and acls.named(again / "listed") == {1234: 6}
+    assert os.getxattr(again / "noted", "user.note") == b"1\0\xff" and acls.named(again / "listed") == {
+        1234: 6
+    }
 
 
 def test_a_tree_without_attributes_has_the_hash_that_it_always_had(tmp_path: Path) -> None:
@@ -74,7 +83,10 @@ def test_a_tree_without_attributes_has_the_hash_that_it_always_had(tmp_path: Pat
     (tmp_path / "w/f").write_text("f")
     os.chmod(tmp_path / "w/f", 0o644)
     os.chmod(tmp_path / "w", 0o755)
-    hashes = {base.prepare(str(tmp_path / "w"), str(tmp_path / f"c{n}"), keeping=how).root_hash for n, how in enumerate((MINE, THEIRS))}
+    hashes = {
+        base.prepare(str(tmp_path / "w"), str(tmp_path / f"c{n}"), keeping=how).root_hash
+        for n, how in enumerate((MINE, THEIRS))
+    }
     assert hashes == {"549ce94ae6ba54d2fbcbf37fb54fd00e16be0035edf0ed835012944a65ce811d"}
 
 
@@ -85,11 +97,13 @@ def test_a_store_of_an_ordinary_user_has_them_as_its_overlays_want_them(tmp_path
     theirs, first = copied(workspace, cache, THEIRS)
     mine, second = copied(workspace, cache, MINE)
     assert first.root_hash != second.root_hash
-    assert os.listxattr(mine / "marked") == ["user.overlay.overlay.redirect"] and os.listxattr(theirs / "marked") == [
-        "user.overlay.redirect"
-    ]
+    assert os.listxattr(mine / "marked") == ["user.overlay.overlay.redirect"] and os.listxattr(
+        theirs / "marked"
+    ) == ["user.overlay.redirect"]
     assert os.listxattr(mine / "d") == ["user.overlay.overlay.opaque"] and os.listxattr(mine / "listed") == []
-    assert second.warnings == ("left out, the access control list of d and 1 more: the copy cannot have it here",)
+    assert second.warnings == (
+        "left out, the access control list of d and 1 more: the copy cannot have it here",
+    )
     assert copied(workspace, cache, MINE)[1].warnings == second.warnings
     (workspace / "plain").write_text("changed")
     assert copied(workspace, cache, MINE)[1].warnings == second.warnings, "also of files that did not change"
@@ -122,7 +136,9 @@ def test_a_session_sees_the_attributes_that_the_workspace_has(short_dir: str, fo
         def edit(at: str) -> None:
             for name in ("noted", "marked", "d", ""):
                 path = os.path.join(at, name)
-                seen[name] = {key: os.getxattr(path, key) for key in os.listxattr(path) if key.startswith("user.")}
+                seen[name] = {
+                    key: os.getxattr(path, key) for key in os.listxattr(path) if key.startswith("user.")
+                }
             assert sorted(os.listdir(f"{at}/d")) == ["f"], "opaque is the user's word here, and hides nothing"
             seen["list"] = acls.named(f"{at}/listed")
             for name in ("noted", "marked", "listed", "d/f"):
@@ -131,14 +147,18 @@ def test_a_session_sees_the_attributes_that_the_workspace_has(short_dir: str, fo
 
         stack.publish(edit)
         assert seen["noted"] == {"user.note": b"1\0\xff"} and seen[""] == {"user.of the root": b"r"}
-        assert seen["marked"] == {"user.overlay.redirect": b"/elsewhere"} and seen["d"] == {"user.overlay.opaque": b"y"}
+        assert seen["marked"] == {"user.overlay.redirect": b"/elsewhere"} and seen["d"] == {
+            "user.overlay.opaque": b"y"
+        }
         assert seen["list"] == ({1234: 6} if form == "trusted" else {})
         stack.close()
 
     in_namespace.call(form, child)
 
 
-def test_a_file_system_without_room_for_an_attribute_leaves_it_out_by_name(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
+def test_a_file_system_without_room_for_an_attribute_leaves_it_out_by_name(
+    short_dir: str, in_mount_namespace: Callable[..., Any]
+) -> None:
     def child() -> None:
         root = Path(short_dir)
         for name in ("w", "cache"):
@@ -149,14 +169,19 @@ def test_a_file_system_without_room_for_an_attribute_leaves_it_out_by_name(short
         os.setxattr(root / "w/f", "user.note", b"1")
         made = base.prepare(str(root / "w"), str(root / "cache"))
         assert made.warnings == ("left out, user.note of f: the copy cannot have it here",)
-        assert tree_index.tree_hash(made.source) == made.root_hash and (Path(made.source) / "f").read_text() == "f"
+        assert (
+            tree_index.tree_hash(made.source) == made.root_hash
+            and (Path(made.source) / "f").read_text() == "f"
+        )
 
     if not ROOT:
         return
     in_mount_namespace(child)
 
 
-def test_what_is_mounted_in_a_workspace_is_copied_and_said(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
+def test_what_is_mounted_in_a_workspace_is_copied_and_said(
+    short_dir: str, in_mount_namespace: Callable[..., Any]
+) -> None:
     def child() -> None:
         root = Path(short_dir)
         (root / "w/mnt").mkdir(parents=True)
@@ -165,6 +190,8 @@ def test_what_is_mounted_in_a_workspace_is_copied_and_said(short_dir: str, in_mo
         said = ("mounted there, and copied with the rest: mnt",)
         for reused in (False, True):
             made = base.prepare(str(root / "w"), str(root / "cache"))
-            assert (made.warnings, made.reused) == (said, reused) and (Path(made.source) / "mnt/f").read_text() == "f"
+            assert (made.warnings, made.reused) == (said, reused) and (
+                Path(made.source) / "mnt/f"
+            ).read_text() == "f"
 
     in_mount_namespace(child)

@@ -99,7 +99,11 @@ def test_unknown_names_come_before_types_and_types_before_missing_ones() -> None
     error = refused("file_read", {"zeta": 1, "alpha": 1, "offset": "x"})
     assert error.message == "unknown argument for file_read: alpha"
     assert error.details["argument"] == "alpha" and error.details["reason"] == "unknown_argument"
-    assert refused("file_read", {"offset": "x"}).details == {"argument": "offset", "value": "x", "reason": "wrong_type"}
+    assert refused("file_read", {"offset": "x"}).details == {
+        "argument": "offset",
+        "value": "x",
+        "reason": "wrong_type",
+    }
     assert refused("file_read", {}).message == "path is required for file_read"
 
 
@@ -123,21 +127,41 @@ def test_a_wrong_type_is_named(name: str, args: dict[str, Any]) -> None:
 
 
 def test_defaults_are_filled_in_with_their_native_types() -> None:
-    assert catalog.check_arguments(operation("file_read"), {"path": "a"}) == {"path": "a", "offset": 1, "limit": 2000}
+    assert catalog.check_arguments(operation("file_read"), {"path": "a"}) == {
+        "path": "a",
+        "offset": 1,
+        "limit": 2000,
+    }
     assert catalog.check_arguments(operation("create_workspace_session"), {})["network_profile"] == "shared"
     assert "yield_time_ms" not in catalog.check_arguments(operation("exec_command"), {"cmd": "x"})
 
 
 def test_bounds_and_choices_can_be_left_to_the_server() -> None:
-    assert refused("export_changes", {"sandbox_id": "s", "dest": "/x", "format": "zip"}).details["choices"] == ["dir", "tar", "tar-zst"]
-    assert refused("create_sandbox", {"image": "i", "workspace_root": "/w", "count": 0}).details["reason"] == "out_of_bounds"
-    assert catalog.check_arguments(operation("file_read"), {"path": "a", "limit": 5000}, bounds=False)["limit"] == 5000
+    assert refused("export_changes", {"sandbox_id": "s", "dest": "/x", "format": "zip"}).details[
+        "choices"
+    ] == ["dir", "tar", "tar-zst"]
+    assert (
+        refused("create_sandbox", {"image": "i", "workspace_root": "/w", "count": 0}).details["reason"]
+        == "out_of_bounds"
+    )
+    assert (
+        catalog.check_arguments(operation("file_read"), {"path": "a", "limit": 5000}, bounds=False)["limit"]
+        == 5000
+    )
 
 
 def test_a_raw_request_is_read_leniently() -> None:
-    assert catalog.check_arguments(operation("file_write"), {"path": "a", "other": 1}, server=True) == {"path": "a", "content": ""}
+    assert catalog.check_arguments(operation("file_write"), {"path": "a", "other": 1}, server=True) == {
+        "path": "a",
+        "content": "",
+    }
     edits = [{"old_string": "a", "new_string": "b"}]
-    assert catalog.check_arguments(operation("file_edit"), {"path": "a", "edits": json.dumps(edits)}, server=True)["edits"] == edits
+    assert (
+        catalog.check_arguments(
+            operation("file_edit"), {"path": "a", "edits": json.dumps(edits)}, server=True
+        )["edits"]
+        == edits
+    )
 
 
 def test_a_path_can_come_as_bytes_instead() -> None:
@@ -152,7 +176,10 @@ def test_a_path_can_come_as_bytes_instead() -> None:
 
 def test_the_selector_and_a_copy_in_the_arguments_must_agree() -> None:
     read = operation("file_read")
-    assert catalog.build(read, {"path": "a", "sandbox_id": "s"}) == ("s", {"path": "a", "offset": 1, "limit": 2000})
+    assert catalog.build(read, {"path": "a", "sandbox_id": "s"}) == (
+        "s",
+        {"path": "a", "offset": 1, "limit": 2000},
+    )
     assert catalog.build(read, {"path": "a", "sandbox_id": "s"}, selector="s")[0] == "s"
     for args, selector in (
         ({"path": "a", "sandbox_id": "t"}, "s"),
@@ -185,9 +212,18 @@ def test_the_document_has_the_contracts_shape() -> None:
     manager = document["domains"]["manager"]
     assert list(manager) == ["operation_execution_space", "families", "operations", "routes"]
     count = next(a for a in manager["operations"][0]["args"] if a["name"] == "count")
-    assert count == {"name": "count", "kind": "integer", "required": False, "help": count["help"], "default": "1"}
+    assert count == {
+        "name": "count",
+        "kind": "integer",
+        "required": False,
+        "help": count["help"],
+        "default": "1",
+    }
     routes = [r for r in document["domains"]["observability"]["routes"] if r["operation"] == "snapshot"]
-    assert [(r["scope_kind"], r["execution_owner"]) for r in routes] == [("system", "manager"), ("sandbox", "observability")]
+    assert [(r["scope_kind"], r["execution_owner"]) for r in routes] == [
+        ("system", "manager"),
+        ("sandbox", "observability"),
+    ]
 
 
 def test_near_names_are_suggested_from_every_text() -> None:
@@ -203,10 +239,22 @@ def test_catalog_client_and_programs_import_the_standard_library_and_ourselves_o
     root = Path(eos_mcp.__file__).parent
     allowed = {"eos_agent", "eos_mcp", "layerstack"}
     heavy = {"argparse", "asyncio", "dataclasses", "uuid", "inspect", "subprocess", "tempfile"}
-    light = [root / "catalog.py", root / "gateway_client/sync.py", root / "config/paths.py", root / "config/token_file.py"]
+    light = [
+        root / "catalog.py",
+        root / "gateway_client/sync.py",
+        root / "config/paths.py",
+        root / "config/token_file.py",
+    ]
     light += [
         root / "cli" / f"{name}.py"
-        for name in ("parse", "output", "program", "sandbox_manager", "sandbox_runtime", "sandbox_observability")
+        for name in (
+            "parse",
+            "output",
+            "program",
+            "sandbox_manager",
+            "sandbox_runtime",
+            "sandbox_observability",
+        )
     ]
     import sys
 

@@ -11,7 +11,9 @@ import pytest
 from eos_mcp.config import load as config
 from eos_mcp.config.load import ConfigError
 
-PRD = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "config", "prd.yml")
+PRD = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "config", "prd.yml"
+)
 
 
 def load(folder: Path, text: str) -> config.Config:
@@ -32,9 +34,18 @@ def load(folder: Path, text: str) -> config.Config:
         ("manager: {docker: {readiness_timeout_ms: 0}}", "manager.docker.readiness_timeout_ms: "),
         ("manager: {docker: {readiness_timeout_ms: '60'}}", "manager.docker.readiness_timeout_ms: "),
         ("manager: {docker: {privileged: 1}}", "manager.docker.privileged: "),
-        ("manager: {docker: {daemon_port: 7001}}", "manager.docker: daemon_port and daemon_http_port must differ"),
-        ("manager: {docker: {container_workspace_root: ws}}", "manager.docker.container_workspace_root: must be an absolute path"),
-        ("manager: {docker: {resource_profile: huge}}", "manager.docker: resource_profile: huge is not the name of a profile"),
+        (
+            "manager: {docker: {daemon_port: 7001}}",
+            "manager.docker: daemon_port and daemon_http_port must differ",
+        ),
+        (
+            "manager: {docker: {container_workspace_root: ws}}",
+            "manager.docker.container_workspace_root: must be an absolute path",
+        ),
+        (
+            "manager: {docker: {resource_profile: huge}}",
+            "manager.docker: resource_profile: huge is not the name of a profile",
+        ),
         ("manager: {docker: {gateway_instance_id: ''}}", "manager.docker.gateway_instance_id: "),
         ("manager: {workspace_roots: []}", "manager.workspace_roots: must be a non-empty list"),
         ("manager: {workspace_roots: [relative]}", "manager.workspace_roots: must be a non-empty list"),
@@ -44,7 +55,9 @@ def load(folder: Path, text: str) -> config.Config:
         ("a: [", "the configuration is not YAML"),
     ],
 )
-def test_a_mistake_in_the_gateways_sections_keeps_it_from_starting_and_names_the_key(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_gateways_sections_keeps_it_from_starting_and_names_the_key(
+    tmp_path: Path, text: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     assert str(caught.value).startswith(said)
@@ -54,8 +67,14 @@ def test_a_mistake_in_the_gateways_sections_keeps_it_from_starting_and_names_the
     ("text", "said"),
     [
         ("daemon: {server: {nope: 1}}", "daemon.server.nope: unknown field"),
-        ("runtime: {workspace: {layer_stack_root: relative}}", "runtime.workspace.layer_stack_root: must be an absolute path"),
-        ("runtime: {workspace: {layer_stack_root: /}}", "runtime.workspace.layer_stack_root: must not be the filesystem root"),
+        (
+            "runtime: {workspace: {layer_stack_root: relative}}",
+            "runtime.workspace.layer_stack_root: must be an absolute path",
+        ),
+        (
+            "runtime: {workspace: {layer_stack_root: /}}",
+            "runtime.workspace.layer_stack_root: must not be the filesystem root",
+        ),
         ("runtime: {workspace: {setup_timeout_s: 0}}", "runtime.workspace.setup_timeout_s: "),
         ("runtime: {workspace: {exit_grace_s: -1}}", "runtime.workspace.exit_grace_s: "),
         (
@@ -63,23 +82,43 @@ def test_a_mistake_in_the_gateways_sections_keeps_it_from_starting_and_names_the
             "runtime.layerstack.autosquash_policies.squash_at_n_layers: ",
         ),
         ("runtime: {layerstack: {units: [{name: x}]}}", "runtime.layerstack.units[0].root: "),
-        ("runtime: {layerstack: {units: [{name: x, root: a, members: []}]}}", "runtime.layerstack.units[0].members: "),
+        (
+            "runtime: {layerstack: {units: [{name: x, root: a, members: []}]}}",
+            "runtime.layerstack.units[0].members: ",
+        ),
         ("runtime: {layerstack: {quota_bytes: 0}}", "runtime.layerstack.quota_bytes: "),
         ("runtime: {layerstack: {quota_layers: many}}", "runtime.layerstack.quota_layers: "),
         ("runtime: {command: {max_active: 1025}}", "runtime.command.max_active: "),
         ("runtime: {command: {max_transcript_bytes: 10485759}}", "runtime.command.max_transcript_bytes: "),
-        ("runtime: {command: {read_lines_default: 1001}}", "runtime.command: read_lines_default must not exceed"),
+        (
+            "runtime: {command: {read_lines_default: 1001}}",
+            "runtime.command: read_lines_default must not exceed",
+        ),
         ("runtime: {file: {read_lines_default: 2001}}", "runtime.file.read_lines_default: "),
         ("runner: {mount_mask: {hidden_paths: []}}", "runner.mount_mask.hidden_paths: "),
-        ("runner: {mount_mask: {hidden_paths: [eos]}}", "runner.mount_mask.hidden_paths: must be an absolute path"),
+        (
+            "runner: {mount_mask: {hidden_paths: [eos]}}",
+            "runner.mount_mask.hidden_paths: must be an absolute path",
+        ),
         ("daemon: {server: {max_request_bytes: 65535}}", "daemon.server.max_request_bytes: "),
-        ("daemon: {server: {worker_threads: 2, max_worker_threads: 2}}", "daemon.server: worker_threads and max_worker_threads"),
+        (
+            "daemon: {server: {worker_threads: 2, max_worker_threads: 2}}",
+            "daemon.server: worker_threads and max_worker_threads",
+        ),
         ("observability: {max_disk_bytes: 1}", "observability.max_disk_bytes: "),
-        ("observability: {resource_stats: {max_disk_bytes: 131073}}", "observability.resource_stats.max_disk_bytes: "),
-        ("observability: {views: {layer_delta_default_limit: 6000}}", "observability.views: layer_delta_default_limit"),
+        (
+            "observability: {resource_stats: {max_disk_bytes: 131073}}",
+            "observability.resource_stats.max_disk_bytes: ",
+        ),
+        (
+            "observability: {views: {layer_delta_default_limit: 6000}}",
+            "observability.views: layer_delta_default_limit",
+        ),
     ],
 )
-def test_a_mistake_in_the_agents_sections_is_found_when_they_are_read_and_not_before(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_agents_sections_is_found_when_they_are_read_and_not_before(
+    tmp_path: Path, text: str, said: str
+) -> None:
     loaded = load(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         config.agent_sections(loaded.daemon_yaml())
@@ -89,7 +128,10 @@ def test_a_mistake_in_the_agents_sections_is_found_when_they_are_read_and_not_be
 def test_every_mistake_is_listed_not_only_the_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, "gateway: {a: 1, b: 2}")
-    assert str(caught.value).splitlines() == ["gateway.a: unknown field (line 1)", "gateway.b: unknown field (line 1)"]
+    assert str(caught.value).splitlines() == [
+        "gateway.a: unknown field (line 1)",
+        "gateway.b: unknown field (line 1)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +139,11 @@ def test_every_mistake_is_listed_not_only_the_first(tmp_path: Path) -> None:
     [
         ("manager:\n  docker:\n    nope: 1\n", 3, "manager.docker.nope: unknown field (line 3)"),
         ("manager: {}\n\nmanager: {}\n", 3, "manager: is given twice, first in line 1 (line 3)"),
-        ("gateway:\n  idle_exit_s: 1\n  idle_exit_s: 2\n", 3, "gateway.idle_exit_s: is given twice, first in line 2 (line 3)"),
+        (
+            "gateway:\n  idle_exit_s: 1\n  idle_exit_s: 2\n",
+            3,
+            "gateway.idle_exit_s: is given twice, first in line 2 (line 3)",
+        ),
         ("manager:\n  workspace_roots:\n  - /a\n  - relative\n", 2, "manager.workspace_roots: "),
         ("manager:\n\tdocker: {}\n", None, "the configuration is not YAML: "),
         ("[" * 20000, None, "the configuration cannot be read as YAML: it is nested too deeply"),
@@ -116,13 +162,22 @@ def test_what_a_create_would_refuse_is_known_before_it_with_file_and_line(tmp_pa
     (tmp_path / "eos.yml").write_text("runtime: {}\n")
     assert loaded.agent_problem() is None
     (tmp_path / "eos.yml").unlink()
-    assert loaded.agent_problem() == f"manager.docker.daemon_config_yaml_path: {tmp_path}/eos.yml: No such file or directory"
+    assert (
+        loaded.agent_problem()
+        == f"manager.docker.daemon_config_yaml_path: {tmp_path}/eos.yml: No such file or directory"
+    )
 
 
 def test_the_agents_sections_are_read_anew_each_time(tmp_path: Path) -> None:
-    loaded = load(tmp_path, "runtime: {command: {max_active: 3, max_transcript_bytes: 20000000, completion: leader}}")
+    loaded = load(
+        tmp_path, "runtime: {command: {max_active: 3, max_transcript_bytes: 20000000, completion: leader}}"
+    )
     found = config.agent_sections(loaded.daemon_yaml())["runtime"]["command"]
-    assert (found["max_active"], found["max_transcript_bytes"], found["completion"]) == (3, 20_000_000, "leader")
+    assert (found["max_active"], found["max_transcript_bytes"], found["completion"]) == (
+        3,
+        20_000_000,
+        "leader",
+    )
     (tmp_path / "eos.yml").write_text("runtime: {command: {max_active: 5}}")
     assert config.agent_sections(loaded.daemon_yaml())["runtime"]["command"]["max_active"] == 5
     (tmp_path / "eos.yml").unlink()
@@ -183,8 +238,16 @@ def test_a_daemon_document_beyond_the_resource_profile_is_refused_by_name(text: 
 
 def test_the_standard_profile_has_the_contracts_numbers() -> None:
     profile = config.load(None).manager.docker.profile().to_json("standard")
-    assert (profile["nano_cpus"], profile["memory_high_bytes"], profile["memory_max_bytes"]) == (10**9, 384 << 20, 512 << 20)
-    assert (profile["pids_max"], profile["workload_pids_max"], profile["control_plane_pids_reserve"]) == (256, 224, 32)
+    assert (profile["nano_cpus"], profile["memory_high_bytes"], profile["memory_max_bytes"]) == (
+        10**9,
+        384 << 20,
+        512 << 20,
+    )
+    assert (profile["pids_max"], profile["workload_pids_max"], profile["control_plane_pids_reserve"]) == (
+        256,
+        224,
+        32,
+    )
     assert profile["workload_memory_max_bytes"] == profile["memory_high_bytes"]
 
 
@@ -195,9 +258,17 @@ def test_a_single_memory_limit_below_the_profiles_high_mark_lowers_the_mark(tmp_
 
 
 def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
-    assert config.agent_config(b"runtime: {workspace: {setup_timeout_s: 1e-9}}").runtime.workspace.setup_timeout_s == 1e-9
+    assert (
+        config.agent_config(
+            b"runtime: {workspace: {setup_timeout_s: 1e-9}}"
+        ).runtime.workspace.setup_timeout_s
+        == 1e-9
+    )
     assert load(tmp_path, "manager: {export: {directory_mode: 0700}}").manager.export.directory_mode == "0700"
-    assert config.agent_config(b"observability: {max_file_bytes: 1048576}").observability.max_disk_bytes == 2097152
+    assert (
+        config.agent_config(b"observability: {max_file_bytes: 1048576}").observability.max_disk_bytes
+        == 2097152
+    )
 
 
 def test_the_document_that_the_page_shows_is_one(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The host's side of an export: whatever a stream holds and whenever we are killed, nothing but the delta changes, or nothing at all."""
+"""The host's side of an export: whatever a stream holds and whenever we are killed, nothing but the delta
+changes, or nothing at all.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,11 @@ Entries = tuple[tuple[pax.Header, bytes], ...]
 
 
 def run(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> dict[str, Any]:
-    request = ExportRequest(str(dest), fmt, **{key: more.pop(key) for key in list(more) if key in ExportRequest.__dataclass_fields__})
+    request = ExportRequest(
+        str(dest),
+        fmt,
+        **{key: more.pop(key) for key in list(more) if key in ExportRequest.__dataclass_fields__},
+    )
     options = {"limits": ExportLimits(), "places": nowhere(), "progress": lambda line: None, **more}
     return apply(io.BytesIO(data), request, **options)
 
@@ -67,7 +73,10 @@ def failure(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> Ope
         run(data, dest, fmt, dry_run=True, **more)
     with pytest.raises(OperationError) as caught:
         run(data, dest, fmt, **more)
-    one, other = ((e.value.kind, e.value.details.get("reason"), e.value.details.get("errno")) for e in (foretold, caught))
+    one, other = (
+        (e.value.kind, e.value.details.get("reason"), e.value.details.get("errno"))
+        for e in (foretold, caught)
+    )
     assert one == other
     return caught.value
 
@@ -100,14 +109,20 @@ def check_changes(changes: list[dict[str, str]], before: Shape, after: Shape) ->
     """The changes that a dry run listed are those that the export made, each path once."""
     told = {change["path"]: change["action"] for change in changes}
     assert len(told) == len(changes)
-    one, other = ({path.decode("utf-8", "replace"): what for path, what in shape_.items()} for shape_ in (before, after))
+    one, other = (
+        {path.decode("utf-8", "replace"): what for path, what in shape_.items()} for shape_ in (before, after)
+    )
     for path in one.keys() | other.keys():
         if one.get(path) == other.get(path):
-            assert path not in told or (told[path] == "write" and other[path][0] == "f"), path  # of a file the mtime alone may differ
+            assert path not in told or (told[path] == "write" and other[path][0] == "f"), (
+                path
+            )  # of a file the mtime alone may differ
             continue
         above = [path[:at] for at, c in enumerate(path) if c == "/"]
         if path not in other:
-            assert told.get(path) == "delete" or any(told.get(way) in ("delete", "write") for way in above), path
+            assert told.get(path) == "delete" or any(told.get(way) in ("delete", "write") for way in above), (
+                path
+            )
         elif path in one and one[path][0] == other[path][0] == "d":
             assert told[path] == "mode", path
         else:
@@ -294,8 +309,12 @@ def test_no_symlink_of_the_destination_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("overlay")
-def test_an_export_onto_a_copy_of_the_base_equals_the_version(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
-    """Whatever sessions did: random work over a real overlay, three publishes, then the delta onto the base; and again, writing nothing."""
+def test_an_export_onto_a_copy_of_the_base_equals_the_version(
+    short_dir: str, in_mount_namespace: Callable[..., Any]
+) -> None:
+    """Whatever sessions did: random work over a real overlay, three publishes, then the delta onto the base;
+    and again, writing nothing.
+    """
     form = "trusted" if os.geteuid() == 0 else "user"
 
     def child() -> int:
@@ -305,7 +324,9 @@ def test_an_export_onto_a_copy_of_the_base_equals_the_version(short_dir: str, in
             folder = os.path.join(short_dir, str(seed))
             os.mkdir(folder)
             owner = (os.geteuid(), os.getegid())
-            base: Tree = {name: Entry(DIRECTORY, (0o755, *owner)) for name in ("", "a", "a/b", "c", "c/d", "c/d/a")}
+            base: Tree = {
+                name: Entry(DIRECTORY, (0o755, *owner)) for name in ("", "a", "a/b", "c", "c/d", "c/d/a")
+            }
             base |= {
                 f"{d}{n}": Entry(FILE, (0o644, *owner), f"{d}{n}".encode())
                 for d in ("", "a/", "a/b/", "c/d/")
@@ -364,7 +385,11 @@ HOSTILE: list[tuple[str, Entries, str]] = [
     ("hard link to later", (hard_link(b"h", b"z"), file(b"z", b"1")), "no earlier file"),
     ("hard link to a symlink", (symlink(b"a", b"/etc/passwd"), hard_link(b"h", b"a")), "no earlier file"),
     ("hard link to a file of the destination", (hard_link(b"x", b"there"),), "no earlier file"),
-    ("our own staging", (directory(b".eos-export-1"), file(b".eos-export-1/plan", b"1")), "are reserved for exports"),
+    (
+        "our own staging",
+        (directory(b".eos-export-1"), file(b".eos-export-1/plan", b"1")),
+        "are reserved for exports",
+    ),
     ("device", ((pax.Header(b"dev", b"3"), b""),), "unknown type"),
     ("fifo", ((pax.Header(b"fifo", b"6"), b""),), "unknown type"),
     ("unknown kind", ((pax.Header(b"a", pax.FILE, kind=b"bomb"), b""),), "unknown kind"),
@@ -373,7 +398,9 @@ HOSTILE: list[tuple[str, Entries, str]] = [
 
 
 @pytest.mark.parametrize("fmt", ["dir", "tar"])
-@pytest.mark.parametrize(("entries", "token"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
+@pytest.mark.parametrize(
+    ("entries", "token"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE]
+)
 def test_a_hostile_entry_refuses_the_whole_export_before_anything_is_written(
     tmp_path: Path, entries: Entries, token: str, fmt: str
 ) -> None:
@@ -403,18 +430,34 @@ def spoilt() -> Iterable[tuple[str, bytes, str]]:
     yield "a flipped byte of a large file", by_digests.replace(b"yyy", b"yxy", 1), "stream_corrupt"
     yield "another mode", by_digests.replace(b"0000644", b"0000646", 1), "bad_stream"
     yield "no digest", made(file(b"f"), header={"format": 2}), "bad_entry"
-    yield "a digest of all, where one of the rest is due", made_by_digests(file(b"f", b"x"), trailer={"sha256": "1" * 64}), "stream_corrupt"
-    yield "a digest of nothing", made((pax.Header(b"l", pax.SYMLINK, target=b"t", sha256=b"0" * 64), b"")), "bad_stream"
+    yield (
+        "a digest of all, where one of the rest is due",
+        made_by_digests(file(b"f", b"x"), trailer={"sha256": "1" * 64}),
+        "stream_corrupt",
+    )
+    yield (
+        "a digest of nothing",
+        made((pax.Header(b"l", pax.SYMLINK, target=b"t", sha256=b"0" * 64), b"")),
+        "bad_stream",
+    )
     yield "a damaged header", pack(b"\1" * 512 + tar[512:], count=1), "bad_stream"
     yield "a wrong check sum", pack(b"g" + tar[1:], count=1), "bad_stream"
     yield "no end", pack(tar[:-1024], count=1), "bad_stream"
     yield "more after the end", pack(tar + b"\0" * 512, count=1), "bad_stream"
-    yield "a huge frame", json.dumps({"format": 1, "manifest_version": 2}).encode() + b"\n\xff\xff\xff\xff", "bad_stream"
+    yield (
+        "a huge frame",
+        json.dumps({"format": 1, "manifest_version": 2}).encode() + b"\n\xff\xff\xff\xff",
+        "bad_stream",
+    )
 
 
 @pytest.mark.parametrize("fmt", ["dir", "tar", "tar-zst"])
-@pytest.mark.parametrize(("data", "reason"), [case[1:] for case in spoilt()], ids=[case[0] for case in spoilt()])
-def test_a_damaged_or_broken_stream_leaves_nothing_behind(tmp_path: Path, data: bytes, reason: str, fmt: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "reason"), [case[1:] for case in spoilt()], ids=[case[0] for case in spoilt()]
+)
+def test_a_damaged_or_broken_stream_leaves_nothing_behind(
+    tmp_path: Path, data: bytes, reason: str, fmt: str
+) -> None:
     error = failure(data, tmp_path / "new", fmt)
     assert error.kind == "operation_failed" and error.details["reason"] == reason
     assert os.listdir(tmp_path) == []
@@ -424,7 +467,10 @@ def test_the_refusal_of_the_sandbox_is_passed_on(tmp_path: Path) -> None:
     old = b'{"error":{"kind":"unknown_op","message":"unknown operation: export_stream","details":{}}}\n'
     error = failure(old, tmp_path / "new")
     assert (error.kind, error.details) == ("operation_failed", {"daemon_op": "export_layerstack"})
-    late = made(file(b"f", b"1"), trailer={"error": {"kind": "operation_failed", "message": "export: no", "details": {"errno": "EIO"}}})
+    late = made(
+        file(b"f", b"1"),
+        trailer={"error": {"kind": "operation_failed", "message": "export: no", "details": {"errno": "EIO"}}},
+    )
     error = failure(late, tmp_path / "new")
     assert (error.message, error.details) == ("export: no", {"errno": "EIO"})
     assert os.listdir(tmp_path) == []
@@ -439,7 +485,9 @@ def test_the_refusal_of_the_sandbox_is_passed_on(tmp_path: Path) -> None:
         (ExportLimits(max_apply_entries=2), "entry-count cap exceeded"),
     ],
 )
-def test_a_cap_is_named_and_the_destination_is_not_made(tmp_path: Path, limits: ExportLimits, token: str, fmt: str) -> None:
+def test_a_cap_is_named_and_the_destination_is_not_made(
+    tmp_path: Path, limits: ExportLimits, token: str, fmt: str
+) -> None:
     data = made(file(b"a", b"x" * 3000), file(b"b", b"x" * 3000), file(b"c"))
     error = failure(data, tmp_path / "new", fmt, limits=limits)
     assert error.kind == "operation_failed" and token in error.message
@@ -460,7 +508,13 @@ def test_a_silent_and_a_lost_connection_are_named(tmp_path: Path) -> None:
         reader = Broken(data)
         reader.error = kind
         with pytest.raises(OperationError) as caught:
-            apply(reader, ExportRequest(str(tmp_path / "new")), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
+            apply(
+                reader,
+                ExportRequest(str(tmp_path / "new")),
+                limits=ExportLimits(),
+                places=nowhere(),
+                progress=lambda line: None,
+            )
         assert caught.value.details["reason"] == reason
     assert os.listdir(tmp_path) == []
 
@@ -475,7 +529,11 @@ def test_an_archive_is_what_an_image_layer_is(tmp_path: Path, fmt: str) -> None:
     delta = [entry for entry in DELTA if b".wh." not in entry[0].path]
     result = run(made(*delta), dest, fmt)
     data = dest.read_bytes()
-    assert result["bytes_written"] == len(data) and result["whiteouts_emitted"] == 2 and result["files_written"] == 11
+    assert (
+        result["bytes_written"] == len(data)
+        and result["whiteouts_emitted"] == 2
+        and result["files_written"] == 11
+    )
     assert set(result) == {
         "manifest_version",
         "format",
@@ -487,7 +545,9 @@ def test_an_archive_is_what_an_image_layer_is(tmp_path: Path, fmt: str) -> None:
         "hygiene",
         "hygiene_classes",
     }
-    assert result["hygiene"] == [{"path": "linked", "why": "program"}] and result["hygiene_classes"] == {"program": 1}
+    assert result["hygiene"] == [{"path": "linked", "why": "program"}] and result["hygiene_classes"] == {
+        "program": 1
+    }
     if fmt == "tar-zst":
         assert data[:4] == b"\x28\xb5\x2f\xfd"
         data = zstandard.ZstdDecompressor().stream_reader(data).read()
@@ -504,7 +564,11 @@ def test_an_archive_is_what_an_image_layer_is(tmp_path: Path, fmt: str) -> None:
 def test_an_archive_that_would_turn_a_file_into_a_deletion_is_refused_by_name(tmp_path: Path) -> None:
     data = made(directory(b"d"), file(b"d/.wh.x", b"1"), file(b"f", b"1"))
     error = failure(data, tmp_path / "x.tar", "tar")
-    assert error.kind == "operation_failed" and "whiteout" in error.message and error.details["paths"] == ["d/.wh.x"]
+    assert (
+        error.kind == "operation_failed"
+        and "whiteout" in error.message
+        and error.details["paths"] == ["d/.wh.x"]
+    )
     assert os.listdir(tmp_path) == []
     run(data, tmp_path / "d")
     assert shape(tmp_path / "d")[b"d/.wh.x"] == ("f", 0o644, b"1")
@@ -514,12 +578,17 @@ def test_an_archive_unpacked_over_the_base_by_hand_gives_the_exported_tree(tmp_p
     """GNU tar reads it; deletions are the reader's business, so none are in this delta."""
     fill(tmp_path / "base")
     delta = [
-        entry for entry in DELTA if entry[0].kind != pax.WHITEOUT and not entry[0].path.startswith((b"old", b"was", b"src/.wh", b"closed"))
+        entry
+        for entry in DELTA
+        if entry[0].kind != pax.WHITEOUT
+        and not entry[0].path.startswith((b"old", b"was", b"src/.wh", b"closed"))
     ]
     run(made(*delta), tmp_path / "x.tar.zst", "tar-zst")
     shutil.copytree(tmp_path / "base", tmp_path / "d", symlinks=True)
     packed = zstandard.ZstdDecompressor().stream_reader((tmp_path / "x.tar.zst").read_bytes()).read()
-    subprocess.run(["tar", "-C", str(tmp_path / "d"), "--no-same-owner", "-xpf", "-"], input=packed, check=True)
+    subprocess.run(
+        ["tar", "-C", str(tmp_path / "d"), "--no-same-owner", "-xpf", "-"], input=packed, check=True
+    )
     run(made(*delta), tmp_path / "base")
     assert shape(tmp_path / "d") == shape(tmp_path / "base")
 
@@ -535,8 +604,21 @@ def test_dangerous_destinations_are_refused_by_text_and_by_what_they_resolve_to(
     (tmp_path / "link-state").symlink_to(state)
     (tmp_path / "file").write_text("file")
     (tmp_path / "link-dir").symlink_to(tmp_path)
-    guards = Guards(home=str(home), own=(str(state),), journals=journals(), registry=str(tmp_path / "r/registry.json"))
-    wrong = ["", "relative", "/", "/tmp/..", "//", str(home), f"{home}/", f"{home}/x/..", f"{tmp_path}/a/.export/b", f"{tmp_path}/.export"]
+    guards = Guards(
+        home=str(home), own=(str(state),), journals=journals(), registry=str(tmp_path / "r/registry.json")
+    )
+    wrong = [
+        "",
+        "relative",
+        "/",
+        "/tmp/..",
+        "//",
+        str(home),
+        f"{home}/",
+        f"{home}/x/..",
+        f"{tmp_path}/a/.export/b",
+        f"{tmp_path}/.export",
+    ]
     wrong += [
         str(state),
         f"{state}/sandboxes/x",
@@ -550,7 +632,12 @@ def test_dangerous_destinations_are_refused_by_text_and_by_what_they_resolve_to(
             with pytest.raises(OperationError) as caught:
                 check_destination(dest, fmt, guards)
             assert (caught.value.kind, caught.value.details["argument"]) == ("invalid_request", "dest"), dest
-    for place, fmt in ((tmp_path / "file", "dir"), (tmp_path / "link-home", "dir"), (home, "tar"), (tmp_path / "no/x.tar", "tar")):
+    for place, fmt in (
+        (tmp_path / "file", "dir"),
+        (tmp_path / "link-home", "dir"),
+        (home, "tar"),
+        (tmp_path / "no/x.tar", "tar"),
+    ):
         with pytest.raises(OperationError) as caught:
             check_destination(str(place), fmt, guards)
         assert caught.value.kind == "invalid_request"
@@ -591,7 +678,9 @@ def test_an_export_into_a_symlink_goes_to_the_directory_that_it_leads_to(tmp_pat
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_directories_above_a_new_destination_are_not_made_through_a_link_that_came_meanwhile(tmp_path: Path) -> None:
+def test_directories_above_a_new_destination_are_not_made_through_a_link_that_came_meanwhile(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "outside").mkdir()
 
@@ -617,7 +706,10 @@ def test_a_destination_that_turns_bad_while_the_sandbox_prepares_is_refused(tmp_
 def test_both_formats_of_the_stream_make_the_same(tmp_path: Path, fmt: str) -> None:
     delta = [entry for entry in DELTA if fmt == "dir" or b".wh." not in entry[0].path]
     entries = (*delta, file(b"zz-large", os.urandom(2_500_000)), file(b"zz-none"))
-    one, other = (run(data, tmp_path / name, fmt) for data, name in ((made(*entries), "a"), (made_by_digests(*entries), "b")))
+    one, other = (
+        run(data, tmp_path / name, fmt)
+        for data, name in ((made(*entries), "a"), (made_by_digests(*entries), "b"))
+    )
     assert one == other
     if fmt == "dir":
         assert shape(tmp_path / "a") == shape(tmp_path / "b")
@@ -630,7 +722,9 @@ def test_both_formats_of_the_stream_make_the_same(tmp_path: Path, fmt: str) -> N
 
 @pytest.mark.parametrize("fmt", ["dir", "tar-zst"])
 def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> None:
-    """8,000 entries and 128 MiB of content: the stream is made while it is read, and the process grows by less than 40 MiB."""
+    """8,000 entries and 128 MiB of content: the stream is made while it is read, and the process grows by
+    less than 40 MiB.
+    """
 
     def large() -> Iterable[bytes]:
         digest, size, count = hashlib.sha256(), 0, 0
@@ -648,7 +742,10 @@ def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> Non
             count += 1
         digest.update(pax.END)
         yield (1024).to_bytes(4, "big") + pax.END + bytes(4)
-        yield json.dumps({"entries": count, "tar_bytes": size + 1024, "sha256": digest.hexdigest()}).encode() + b"\n"
+        yield (
+            json.dumps({"entries": count, "tar_bytes": size + 1024, "sha256": digest.hexdigest()}).encode()
+            + b"\n"
+        )
 
     class Lazy:
         def __init__(self) -> None:
@@ -666,7 +763,13 @@ def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> Non
 
     def child() -> tuple[int, int]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        result = apply(Lazy(), ExportRequest(str(tmp_path / "x"), fmt), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
+        result = apply(
+            Lazy(),
+            ExportRequest(str(tmp_path / "x"), fmt),
+            limits=ExportLimits(),
+            places=nowhere(),
+            progress=lambda line: None,
+        )
         return result["files_written"], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 
     files, grown_mib = in_namespace.call(None, child)
@@ -715,7 +818,16 @@ def test_names_that_a_folding_file_system_takes_for_one_have_one_key() -> None:
 
 # kills and full disks
 
-STEPS = ("export.sync", "export.ready", "export.clear", "export.delete", "export.out", "export.in", "export.mode", "export.sync_names")
+STEPS = (
+    "export.sync",
+    "export.ready",
+    "export.clear",
+    "export.delete",
+    "export.out",
+    "export.in",
+    "export.mode",
+    "export.sync_names",
+)
 
 
 class Nth:
@@ -752,7 +864,9 @@ def killed_at(name: str, count: int, dest: Path) -> bool:
 
 @pytest.mark.parametrize("exists", [True, False], ids=["into a directory", "into nothing"])
 @pytest.mark.parametrize("name", STEPS)
-def test_an_export_killed_at_any_step_is_taken_back_and_then_repeated(tmp_path: Path, name: str, exists: bool) -> None:
+def test_an_export_killed_at_any_step_is_taken_back_and_then_repeated(
+    tmp_path: Path, name: str, exists: bool
+) -> None:
     dest, done, count = tmp_path / "d", False, 0
     while not done:
         count += 1 if count < 4 else 3
@@ -816,7 +930,9 @@ def test_an_error_at_any_step_leaves_the_destination_as_it_was(tmp_path: Path, n
 
 @pytest.mark.needs("uid")
 def test_an_ordinary_user_may_export_into_closed_directories_and_gets_all_or_nothing(short_dir: str) -> None:
-    """Modes bind an ordinary user: the delta writes below 0555 and makes 0500, and what fails in the middle is still taken back."""
+    """Modes bind an ordinary user: the delta writes below 0555 and makes 0500, and what fails in the middle
+    is still taken back.
+    """
     if os.geteuid() == 0:
         os.chown(short_dir, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
 
@@ -853,8 +969,16 @@ def test_a_full_disk_is_named_and_leaves_the_destination_as_it_was(
         fill(root)
         before = shape(root)
         rest = os.urandom(3 << 20)
-        error = failure(made(file(b"a", b"fits"), file(b"b", rest), directory(b"src")), root if fmt == "dir" else root / "x.tar", fmt)
-        assert (error.kind, error.details["reason"], error.details["errno"]) == ("operation_failed", "disk_full", "ENOSPC")
+        error = failure(
+            made(file(b"a", b"fits"), file(b"b", rest), directory(b"src")),
+            root if fmt == "dir" else root / "x.tar",
+            fmt,
+        )
+        assert (error.kind, error.details["reason"], error.details["errno"]) == (
+            "operation_failed",
+            "disk_full",
+            "ENOSPC",
+        )
         assert shape(root) == before and os.listdir(short_dir) == ["d"]
 
     in_mount_namespace(child)
@@ -878,14 +1002,18 @@ def test_a_killed_archive_is_swept_by_the_next_export(tmp_path: Path) -> None:
     before = (tmp_path / "x.tar").read_bytes()
     for name in ("export.sync", "export.rename"):
         with pytest.raises(in_namespace.ChildDied):
-            in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
+            in_namespace.call(
+                None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1)
+            )
         assert len(os.listdir(tmp_path)) == 2 and (tmp_path / "x.tar").read_bytes() == before
     run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
     assert os.listdir(tmp_path) == ["x.tar"]
 
 
 @pytest.mark.parametrize("fmt", ["dir", "tar"])
-def test_a_destination_that_leads_out_of_the_bounds_by_now_is_refused_before_it_is_opened(tmp_path: Path, fmt: str) -> None:
+def test_a_destination_that_leads_out_of_the_bounds_by_now_is_refused_before_it_is_opened(
+    tmp_path: Path, fmt: str
+) -> None:
     """A parent became a link after the request was checked."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "in").mkdir()

@@ -1,4 +1,6 @@
-"""A destination that cannot be written when the next export comes: what a killed one left there is kept until it can be taken back."""
+"""A destination that cannot be written when the next export comes: what a killed one left there is kept until
+it can be taken back.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ def test_a_journal_on_a_disk_that_is_read_only_for_now_is_not_forgotten(disk: Pa
     before = shape(dest)
     assert killed_at("export.sync_names", 1, dest)
     syscalls.mount("none", str(disk), None, syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
-    for attempt in (lambda: recover(str(dest), journals()), lambda: settle(str(dest), journals()), lambda: run(made(file(b"f")), dest)):
+    for attempt in (
+        lambda: recover(str(dest), journals()),
+        lambda: settle(str(dest), journals()),
+        lambda: run(made(file(b"f")), dest),
+    ):
         with pytest.raises(OperationError) as refused:
             attempt()
         assert refused.value.details["reason"] == "rollback_failed" and "Read-only" in refused.value.message

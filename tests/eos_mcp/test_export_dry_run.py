@@ -1,4 +1,6 @@
-"""`dry_run`: the answer that an export to the same place then gives, and a destination that was only read. Refusals: `failure` asks for both."""
+"""`dry_run`: the answer that an export to the same place then gives, and a destination that was only read.
+Refusals: `failure` asks for both.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.dry_run import LISTED_MAX, folds_by_names
 from layerstack.kernel import syscalls
 from tests import in_namespace
-from tests.eos_mcp.test_export_apply import DELTA, STEPS, Killer, check_changes, failure, fill, killed_at, run, shape
+from tests.eos_mcp.test_export_apply import (
+    DELTA,
+    STEPS,
+    Killer,
+    check_changes,
+    failure,
+    fill,
+    killed_at,
+    run,
+    shape,
+)
 from tests.eos_mcp.test_export_folding import on_folding
 from tests.export_streams import SECOND, directory, file, gone, made, symlink
 
@@ -22,13 +34,21 @@ from tests.export_streams import SECOND, directory, file, gone, made, symlink
 def everything(root: Path) -> dict[str, tuple[Any, ...]]:
     """Inode, mode, mtime and ctime of each path, directories and the root too."""
     paths = [root, *root.rglob("*")]
-    return {str(p): (s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in paths for s in (os.lstat(p),)}
+    return {
+        str(p): (s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        for p in paths
+        for s in (os.lstat(p),)
+    }
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["into a directory", "into nothing"])
 @pytest.mark.parametrize("fmt", ["dir", "tar", "tar-zst"])
-def test_a_dry_run_touches_nothing_and_the_export_after_it_does_what_it_said(tmp_path: Path, fmt: str, exists: bool) -> None:
-    """Content, deletions, an opaque directory, files for directories and back, modes, hard links, names that are no UTF-8."""
+def test_a_dry_run_touches_nothing_and_the_export_after_it_does_what_it_said(
+    tmp_path: Path, fmt: str, exists: bool
+) -> None:
+    """Content, deletions, an opaque directory, files for directories and back, modes, hard links, names that
+    are no UTF-8.
+    """
     dest = tmp_path / "d"
     entries = [entry for entry in DELTA if fmt == "dir" or b".wh." not in entry[0].path]
     if exists and fmt == "dir":
@@ -49,7 +69,10 @@ def test_a_dry_run_touches_nothing_and_the_export_after_it_does_what_it_said(tmp
     assert foreseen["dry_run"] is True and foreseen["change_count"] == len(foreseen["changes"])
     if fmt == "dir":
         prefix = os.path.relpath(dest, tmp_path).encode() + b"/"
-        old, new = ({p[len(prefix) :]: w for p, w in s.items() if p.startswith(prefix)} for s in (was, shape(tmp_path)))
+        old, new = (
+            {p[len(prefix) :]: w for p, w in s.items() if p.startswith(prefix)}
+            for s in (was, shape(tmp_path))
+        )
         check_changes(foreseen["changes"], old, new)
         again = run(made(*entries), dest, fmt, dry_run=True)
         assert (again["files_written"], again["bytes_written"], again["change_count"]) == (0, 0, 0)
@@ -79,7 +102,15 @@ def test_files_that_were_edited_on_the_host_and_would_be_lost_are_named(tmp_path
     (dest / "was-link").symlink_to("elsewhere")
     (dest / "linked").write_text("made by both")
     result = run(made(*DELTA), dest, dry_run=True, base=str(base))
-    assert result["edited"] == ["gone/f", "gone/mine", "linked", "src/gone", "was-dir/f", "was-link", "old/deep/mine"]
+    assert result["edited"] == [
+        "gone/f",
+        "gone/mine",
+        "linked",
+        "src/gone",
+        "was-dir/f",
+        "was-link",
+        "old/deep/mine",
+    ]
     assert result["edited_count"] == 7
     gone_base = run(made(*DELTA), dest, dry_run=True, base=str(tmp_path / "nowhere"))
     assert gone_base["edited"] is None and "edited_count" not in gone_base
@@ -96,12 +127,16 @@ def test_what_an_earlier_export_wrote_is_not_taken_for_an_edit(tmp_path: Path) -
     os.utime(dest / "b", ns=(0, 7 * SECOND + 123_456_788))
     earlier = b"3:5 5:7123456789"
     second = made(
-        *((header._replace(size=6, earlier=earlier), b"second") for header, _ in first[:2]), (gone(b"c")[0]._replace(earlier=earlier), b"")
+        *((header._replace(size=6, earlier=earlier), b"second") for header, _ in first[:2]),
+        (gone(b"c")[0]._replace(earlier=earlier), b""),
     )
     assert run(second, dest, dry_run=True, base=str(base))["edited"] == ["b"]
     unknown = made(file(b"a", b"second"), gone(b"c"))
     assert run(unknown, dest, dry_run=True, base=str(base))["edited"] == ["a", "c"]
-    for what in ((file(b"a")[0]._replace(earlier=b"5:x"), b""), (directory(b"a")[0]._replace(earlier=b"5:1"), b"")):
+    for what in (
+        (file(b"a")[0]._replace(earlier=b"5:x"), b""),
+        (directory(b"a")[0]._replace(earlier=b"5:1"), b""),
+    ):
         assert failure(made(what), dest).details["reason"] == "bad_stream"
 
 
@@ -119,7 +154,9 @@ def test_a_dry_run_lists_so_many_and_counts_all(tmp_path: Path) -> None:
     assert (len(archive["changes"]), archive["change_count"]) == (LISTED_MAX, LISTED_MAX + 50)
 
 
-def test_after_a_killed_export_a_dry_run_tells_that_it_cannot_tell_and_leaves_it_to_the_next(tmp_path: Path) -> None:
+def test_after_a_killed_export_a_dry_run_tells_that_it_cannot_tell_and_leaves_it_to_the_next(
+    tmp_path: Path,
+) -> None:
     dest = tmp_path / "d"
     for name in STEPS:
         fill(dest)
@@ -138,7 +175,9 @@ def test_after_a_killed_export_a_dry_run_tells_that_it_cannot_tell_and_leaves_it
         shutil.rmtree(dest)
     run(made(file(b"f", b"0")), tmp_path / "x.tar", "tar")
     with pytest.raises(in_namespace.ChildDied):
-        in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
+        in_namespace.call(
+            None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1)
+        )
     before = everything(tmp_path)
     assert run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar", dry_run=True)["files_written"] == 1
     assert everything(tmp_path) == before
@@ -146,7 +185,9 @@ def test_after_a_killed_export_a_dry_run_tells_that_it_cannot_tell_and_leaves_it
 
 @pytest.mark.needs("uid")
 def test_what_the_kernel_would_refuse_an_ordinary_user_a_dry_run_refuses_too(short_dir: str) -> None:
-    """A destination that cannot be written; in it a directory of somebody else, and a mode of somebody else's file."""
+    """A destination that cannot be written; in it a directory of somebody else, and a mode of somebody else's
+    file.
+    """
     root, uid = Path(short_dir), in_namespace.ORDINARY_UID if os.geteuid() == 0 else os.geteuid()
     fill(root / "closed")
     fill(root / "theirs")
@@ -171,7 +212,9 @@ def test_what_the_kernel_would_refuse_an_ordinary_user_a_dry_run_refuses_too(sho
             ]
             refused.append((directory(b"old"), file(b"old/same", b"same", 0o755)))
             for entries in refused:
-                assert failure(made(*entries), root / "theirs").details["errno"] in ("EACCES", "EPERM"), entries
+                assert failure(made(*entries), root / "theirs").details["errno"] in ("EACCES", "EPERM"), (
+                    entries
+                )
         run(made(file(b"f")), root / "beside" / "d", dry_run=True)
         assert os.listdir(root / "beside") == []
 
@@ -179,7 +222,9 @@ def test_what_the_kernel_would_refuse_an_ordinary_user_a_dry_run_refuses_too(sho
 
 
 @pytest.mark.needs("overlay")
-def test_a_read_only_file_system_is_refused_by_a_dry_run_too(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
+def test_a_read_only_file_system_is_refused_by_a_dry_run_too(
+    short_dir: str, in_mount_namespace: Callable[..., Any]
+) -> None:
     def child() -> None:
         syscalls.mount("none", short_dir, "tmpfs", syscalls.MS_RDONLY, "")
         for dest, fmt in ((short_dir, "dir"), (f"{short_dir}/a/b", "dir"), (f"{short_dir}/x.tar", "tar")):
@@ -189,7 +234,9 @@ def test_a_read_only_file_system_is_refused_by_a_dry_run_too(short_dir: str, in_
 
 
 @pytest.mark.needs("overlay")
-def test_a_mount_in_the_destination_is_foretold_as_the_export_treats_it(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
+def test_a_mount_in_the_destination_is_foretold_as_the_export_treats_it(
+    short_dir: str, in_mount_namespace: Callable[..., Any]
+) -> None:
     def child() -> None:
         inner = Path(short_dir, "inner")
         inner.mkdir()
@@ -199,7 +246,9 @@ def test_a_mount_in_the_destination_is_foretold_as_the_export_treats_it(short_di
             assert error.details["reason"] == "mount_in_the_way" and os.path.ismount(inner)
         delta = made(directory(b"inner"), file(b"inner/f"))
         foretold = run(delta, short_dir, dry_run=True)
-        assert foretold["change_count"] == 1 and foretold["changes"] == [{"action": "write", "path": "inner/f"}]
+        assert foretold["change_count"] == 1 and foretold["changes"] == [
+            {"action": "write", "path": "inner/f"}
+        ]
         assert os.listdir(inner) == []
         written = run(delta, short_dir)
         assert {key: foretold[key] for key in written} == written and written["files_written"] == 1

@@ -1,4 +1,6 @@
-"""F22: a destination whose file system takes two names for one: a collision is told and nothing is lost; all else is exported as ever."""
+"""F22: a destination whose file system takes two names for one: a collision is told and nothing is lost; all
+else is exported as ever.
+"""
 
 from __future__ import annotations
 
@@ -55,34 +57,49 @@ def test_the_file_system_of_these_tests_folds(short_dir: str) -> None:
     [(b"A.txt", b"a.txt"), ("caf\u00e9".encode(), "cafe\u0301".encode()), (b"Makefile", b"makefile")],
     ids=["case", "composition", "more case"],
 )
-def test_two_names_of_the_delta_that_are_one_there_are_both_named_and_nothing_is_written(short_dir: str, one: bytes, other: bytes) -> None:
+def test_two_names_of_the_delta_that_are_one_there_are_both_named_and_nothing_is_written(
+    short_dir: str, one: bytes, other: bytes
+) -> None:
     def body(dest: Path) -> Any:
         (dest / "kept").write_text("kept\n")
-        entries = sorted([file(b"kept", b"other"), file(one, b"1\n"), file(other, b"2\n")], key=lambda entry: entry[0].path)
+        entries = sorted(
+            [file(b"kept", b"other"), file(one, b"1\n"), file(other, b"2\n")], key=lambda entry: entry[0].path
+        )
         return refused(dest, *entries).envelope()["error"]
 
     error = on_folding(short_dir, body)
     assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "name_collision")
-    assert [sorted(pair) for pair in error["details"]["collisions"]] == [sorted([one.decode(), other.decode()])]
+    assert [sorted(pair) for pair in error["details"]["collisions"]] == [
+        sorted([one.decode(), other.decode()])
+    ]
 
 
 def test_directories_that_are_one_there_collide_before_their_files_mix(short_dir: str) -> None:
     def body(dest: Path) -> Any:
-        return refused(dest, directory(b"Docs"), file(b"Docs/a", b"1\n"), directory(b"docs"), file(b"docs/b", b"2\n")).envelope()["error"]
+        return refused(
+            dest, directory(b"Docs"), file(b"Docs/a", b"1\n"), directory(b"docs"), file(b"docs/b", b"2\n")
+        ).envelope()["error"]
 
     error = on_folding(short_dir, body)
-    assert error["details"]["reason"] == "name_collision" and ["Docs", "docs"] in error["details"]["collisions"]
+    assert (
+        error["details"]["reason"] == "name_collision" and ["Docs", "docs"] in error["details"]["collisions"]
+    )
 
 
-def test_another_spelling_in_the_destination_is_a_collision_whether_it_would_be_written_over_or_deleted(short_dir: str) -> None:
+def test_another_spelling_in_the_destination_is_a_collision_whether_it_would_be_written_over_or_deleted(
+    short_dir: str,
+) -> None:
     def body(dest: Path) -> Any:
         (dest / "ReadMe").write_text("somebody's own\n")
         return [
-            refused(dest, entry).envelope()["error"] for entry in (file(b"readme", b"ours\n"), gone(b"readme"), symlink(b"readme", b"x"))
+            refused(dest, entry).envelope()["error"]
+            for entry in (file(b"readme", b"ours\n"), gone(b"readme"), symlink(b"readme", b"x"))
         ]
 
     for error in on_folding(short_dir, body):
-        assert error["details"]["reason"] == "name_collision" and error["details"]["collisions"] == [["ReadMe", "readme"]]
+        assert error["details"]["reason"] == "name_collision" and error["details"]["collisions"] == [
+            ["ReadMe", "readme"]
+        ]
 
 
 def test_what_collides_with_nothing_is_exported_and_again_without_a_write(short_dir: str) -> None:

@@ -1,4 +1,6 @@
-"""An export to a directory that does not exist: one rename puts all of it there, and small files come in runs."""
+"""An export to a directory that does not exist: one rename puts all of it there, and small files come in
+runs.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,18 @@ def run_of(*rows: tuple[bytes, bytes | None, int], digest: bytes | None = None) 
     table, data = b"", b""
     for path, content, mode in rows:
         told = b"-" if content is None else digest or hashlib.sha256(content).hexdigest().encode()
-        table += b"%s\0%s %o %d %d %s\n" % (path, b"d" if content is None else b"f", mode, len(content or b""), 7 * SECOND + 5, told)
+        table += b"%s\0%s %o %d %d %s\n" % (
+            path,
+            b"d" if content is None else b"f",
+            mode,
+            len(content or b""),
+            7 * SECOND + 5,
+            told,
+        )
         data += content or b""
-    return pax.Header(pax.RUN, pax.FILE, 0o644, len(table) + len(data), kind=pax.RUN, table=len(table)), table + data
+    return pax.Header(
+        pax.RUN, pax.FILE, 0o644, len(table) + len(data), kind=pax.RUN, table=len(table)
+    ), table + data
 
 
 def with_runs(*entries: tuple[pax.Header, bytes], count: int, form: int = 4) -> bytes:
@@ -111,12 +122,24 @@ def test_a_run_is_no_way_round_any_check(tmp_path: Path) -> None:
     error = failure(with_runs(run_of(good, digest=b"0" * 64), count=1), tmp_path / "d")
     assert error.details["reason"] == "stream_corrupt" and os.listdir(tmp_path) == []
     for form in (1, 2, 3):
-        assert failure(with_runs(run_of(good), count=1, form=form), tmp_path / "d").details["reason"] == "bad_stream"
+        assert (
+            failure(with_runs(run_of(good), count=1, form=form), tmp_path / "d").details["reason"]
+            == "bad_stream"
+        )
     header, data = run_of(good)
-    for spoilt in (data[:-1], data + b"1", data.replace(b"f 644", b"w 644"), data.replace(b"\0", b"\n", 1), b"x" + data[1:-1] + b"\n"):
+    for spoilt in (
+        data[:-1],
+        data + b"1",
+        data.replace(b"f 644", b"w 644"),
+        data.replace(b"\0", b"\n", 1),
+        b"x" + data[1:-1] + b"\n",
+    ):
         table = header.table + len(spoilt) - len(data) if spoilt.endswith(b"\n") else header.table
         told = header._replace(size=len(spoilt), table=max(1, table))
-        assert failure(with_runs((told, spoilt), count=1), tmp_path / "d").details["reason"] in ("bad_stream", "stream_corrupt")
+        assert failure(with_runs((told, spoilt), count=1), tmp_path / "d").details["reason"] in (
+            "bad_stream",
+            "stream_corrupt",
+        )
     with pytest.raises(OperationError) as caught:
         run(with_runs(run_of((b".envrc", b"x", 0o644)), count=1), tmp_path / "d", rules=CAREFUL)
     assert caught.value.details["reason"] == "unsafe_content" and os.listdir(tmp_path) == []
@@ -125,7 +148,9 @@ def test_a_run_is_no_way_round_any_check(tmp_path: Path) -> None:
 def test_a_row_holds_a_path_of_any_bytes(tmp_path: Path) -> None:
     names = [b"\x01", b"a b", b"n\nl", b"t\tab", "\u00e9".encode(), b"\xff\xfe"]
     run(with_runs(run_of(*((name, name, 0o644) for name in names)), count=len(names)), tmp_path / "d")
-    assert {name: (tmp_path / "d" / os.fsdecode(name)).read_bytes() for name in names} == {name: name for name in names}
+    assert {name: (tmp_path / "d" / os.fsdecode(name)).read_bytes() for name in names} == {
+        name: name for name in names
+    }
     assert RunRow._fields[0] == "path"
 
 
@@ -141,7 +166,9 @@ def test_a_kill_before_the_rename_leaves_nothing_and_one_after_it_the_whole(tmp_
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["alone", "with work of somebody else"])
-def test_a_disk_that_fails_after_the_rename_is_told_and_takes_no_work_with_it(tmp_path: Path, meanwhile: bool) -> None:
+def test_a_disk_that_fails_after_the_rename_is_told_and_takes_no_work_with_it(
+    tmp_path: Path, meanwhile: bool
+) -> None:
     dest = tmp_path / "d"
 
     def step(name: str) -> None:
@@ -153,7 +180,9 @@ def test_a_disk_that_fails_after_the_rename_is_told_and_takes_no_work_with_it(tm
     with pytest.raises(OperationError) as caught:
         run(made(*DELTA), dest, step=step)
     assert caught.value.details["errno"] == "EIO"
-    assert (shape(dest) if dest.exists() else None) == ({**DONE, b"mine": ("f", 0o644, b"mine")} if meanwhile else None)
+    assert (shape(dest) if dest.exists() else None) == (
+        {**DONE, b"mine": ("f", 0o644, b"mine")} if meanwhile else None
+    )
     assert os.listdir(tmp_path) == (["d"] if meanwhile else [])
 
 
@@ -167,13 +196,21 @@ def test_a_destination_that_somebody_makes_meanwhile_is_theirs(tmp_path: Path) -
 
     with pytest.raises(OperationError) as caught:
         run(made(*DELTA), dest, step=step)
-    assert caught.value.details["reason"] == "destination_changed" and caught.value.details["retryable"] is True
+    assert (
+        caught.value.details["reason"] == "destination_changed" and caught.value.details["retryable"] is True
+    )
     assert shape(dest) == {b"mine": ("f", 0o644, b"mine")} and os.listdir(tmp_path) == ["d"]
 
 
 def test_names_of_one_file_in_several_directories_are_one_file_there_too(tmp_path: Path) -> None:
     """A tree opens one directory at a time: the two ends of a link need two."""
-    entries = [directory(b"a"), file(b"a/one", b"1"), directory(b"b"), hard_link(b"b/two", b"a/one"), hard_link(b"three", b"a/one")]
+    entries = [
+        directory(b"a"),
+        file(b"a/one", b"1"),
+        directory(b"b"),
+        hard_link(b"b/two", b"a/one"),
+        hard_link(b"three", b"a/one"),
+    ]
     run(made(*entries), tmp_path / "new")
     numbers = {os.stat(tmp_path / "new" / name).st_ino for name in ("a/one", "b/two", "three")}
     assert len(numbers) == 1 and (tmp_path / "new/three").read_bytes() == b"1"

@@ -1,4 +1,6 @@
-"""An export to a disk with room, while that of the state directory has none: its record takes the place of a reserve, and vouches as any other."""
+"""An export to a disk with room, while that of the state directory has none: its record takes the place of a
+reserve, and vouches as any other.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +74,23 @@ def test_an_export_needs_no_room_beside_the_state(short_dir: str, in_mount_names
     in_mount_namespace(child)
 
 
-def test_a_killed_one_is_taken_back_by_its_record_in_the_reserve(short_dir: str, in_mount_namespace: Call) -> None:
+def test_a_killed_one_is_taken_back_by_its_record_in_the_reserve(
+    short_dir: str, in_mount_namespace: Call
+) -> None:
     def child() -> None:
         disk = Disk(Path(short_dir))
         reserve.keep(disk.exports)
         disk.fill()
         before = shape(disk.dest)
-        for step in ("export.mkdir", "export.bind", "export.bound", "export.in", "export.sync_names", "export.remove", "export.forget"):
+        for step in (
+            "export.mkdir",
+            "export.bind",
+            "export.bound",
+            "export.in",
+            "export.sync_names",
+            "export.remove",
+            "export.forget",
+        ):
             with pytest.raises(in_namespace.ChildDied):
                 in_namespace.call(None, disk.run, step=Killer(step, 1))
             assert len([name for name in disk.names() if name.endswith(".record")]) == 1
@@ -93,7 +105,9 @@ def test_a_killed_one_is_taken_back_by_its_record_in_the_reserve(short_dir: str,
     in_mount_namespace(child)
 
 
-def test_more_at_once_than_there_are_reserves_are_refused_before_anything_is_made(short_dir: str, in_mount_namespace: Call) -> None:
+def test_more_at_once_than_there_are_reserves_are_refused_before_anything_is_made(
+    short_dir: str, in_mount_namespace: Call
+) -> None:
     def child() -> None:
         disk = Disk(Path(short_dir))
         reserve.keep(disk.exports)
@@ -105,7 +119,11 @@ def test_more_at_once_than_there_are_reserves_are_refused_before_anything_is_mad
             disk.run()
         assert caught.value.details["errno"] == "ENOSPC" and "state directory" in caught.value.details["hint"]
         assert shape(disk.dest) == before
-        assert all(reserve.give_back(fd, f"{disk.exports}/held-{number}") for number, fd in enumerate(held) if fd is not None)
+        assert all(
+            reserve.give_back(fd, f"{disk.exports}/held-{number}")
+            for number, fd in enumerate(held)
+            if fd is not None
+        )
         for fd in held:
             os.close(fd or -1)
         disk.run()

@@ -1,7 +1,8 @@
-"""Hostile destinations, hostile streams, and destinations that change under the export: what lies beside is never touched, and all or nothing is done.
+"""Hostile destinations, hostile streams, and destinations that change under the export: what lies beside is
+never touched, and all or nothing is done.
 
-The neighbours of a destination are looked at as a whole after each round: content, modes, owners, times, names. A destination that nobody
-changes meanwhile is afterwards as it was, or as a model of the delta says.
+The neighbours of a destination are looked at as a whole after each round: content, modes, owners, times,
+names. A destination that nobody changes meanwhile is afterwards as it was, or as a model of the delta says.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def looks(root: str) -> dict[bytes, Look]:
 
 def neighbours(root: str) -> dict[bytes, tuple[Look, int]]:
     """All of a tree, times of directories too."""
-    return {path: (look, os.lstat(os.path.join(os.fsencode(root), path)).st_mtime_ns) for path, look in looks(root).items()}
+    return {
+        path: (look, os.lstat(os.path.join(os.fsencode(root), path)).st_mtime_ns)
+        for path, look in looks(root).items()
+    }
 
 
 def fill_neighbour(root: str) -> None:
@@ -88,7 +92,10 @@ class Maker:
         self.rng, self.folder = rng, folder
 
     def path(self, odd: float = 0.0) -> bytes:
-        names = [self.rng.choice(ODD_NAMES if self.rng.random() < odd else NAMES) for _ in range(self.rng.choice((1, 1, 2, 2, 3)))]
+        names = [
+            self.rng.choice(ODD_NAMES if self.rng.random() < odd else NAMES)
+            for _ in range(self.rng.choice((1, 1, 2, 2, 3)))
+        ]
         return b"/".join(names)
 
     def mode(self) -> int:
@@ -102,7 +109,9 @@ class Maker:
         victim = os.fsencode(self.folder) + b"/victim"
         for _ in range(self.rng.randrange(14)):
             full = os.path.join(root, self.path())
-            with contextlib.suppress(FileExistsError, NotADirectoryError, FileNotFoundError, PermissionError, OSError):
+            with contextlib.suppress(
+                FileExistsError, NotADirectoryError, FileNotFoundError, PermissionError, OSError
+            ):
                 os.makedirs(os.path.dirname(full), exist_ok=True)
                 self._place(full, victim)
         for _ in range(self.rng.randrange(3)):
@@ -128,7 +137,12 @@ class Maker:
             if os.geteuid() == 0 and self.rng.random() < 0.3:
                 os.chown(full, 1234, 1234)
         elif sort == 3:
-            os.symlink(self.rng.choice((victim, victim + b"/secret", b"../victim", b"../../victim/sub", b"a", b"..")), full)
+            os.symlink(
+                self.rng.choice(
+                    (victim, victim + b"/secret", b"../victim", b"../../victim/sub", b"a", b"..")
+                ),
+                full,
+            )
         elif sort == 4:
             os.mkfifo(full)
         elif sort == 5:
@@ -156,7 +170,11 @@ class Maker:
         out: Entries = []
         files: list[bytes] = []
         for path in sorted(kinds):
-            if any(kinds.get(path[:at], b"d") not in (b"d", b"o") for at, byte in enumerate(path) if byte == ord("/")):
+            if any(
+                kinds.get(path[:at], b"d") not in (b"d", b"o")
+                for at, byte in enumerate(path)
+                if byte == ord("/")
+            ):
                 continue
             kind = kinds[path]
             mode, time = self.mode(), TIME + self.rng.randrange(2) * SECOND
@@ -174,7 +192,14 @@ class Maker:
             elif kind == b"w":
                 out.append((pax.Header(path, pax.FILE, 0o644, kind=pax.WHITEOUT), b""))
             else:
-                out.append((pax.Header(path, pax.DIRECTORY, mode | 0o700, kind=pax.OPAQUE if kind == b"o" else b""), b""))
+                out.append(
+                    (
+                        pax.Header(
+                            path, pax.DIRECTORY, mode | 0o700, kind=pax.OPAQUE if kind == b"o" else b""
+                        ),
+                        b"",
+                    )
+                )
         return out
 
     def spoil(self, delta: Entries) -> Entries:
@@ -194,9 +219,13 @@ class Maker:
                     b"system.posix_acl_access": b"\2\0\0\0",
                     b"trusted.overlay.opaque": b"y",
                 }
-                out[at % max(1, len(out)) : at % max(1, len(out)) + 1] = [(header._replace(xattrs=xattrs, earlier=b""), data)]
+                out[at % max(1, len(out)) : at % max(1, len(out)) + 1] = [
+                    (header._replace(xattrs=xattrs, earlier=b""), data)
+                ]
             elif what == 3:
-                out.insert(at, (pax.Header(odd, self.rng.choice((b"3", b"4", b"6", b"7", b"K", b"g")), 0o666), b""))
+                out.insert(
+                    at, (pax.Header(odd, self.rng.choice((b"3", b"4", b"6", b"7", b"K", b"g")), 0o666), b"")
+                )
             elif what == 4:
                 self.rng.shuffle(out)
             elif what == 5:
@@ -206,7 +235,9 @@ class Maker:
             elif what == 7:
                 out.insert(at, (header._replace(target=self.path(odd=0.5)), data))
             else:
-                out.insert(at, (header._replace(path=odd, kind=self.rng.choice((pax.WHITEOUT, pax.OPAQUE))), data))
+                out.insert(
+                    at, (header._replace(path=odd, kind=self.rng.choice((pax.WHITEOUT, pax.OPAQUE))), data)
+                )
         return out
 
     def stream(self, entries: Entries, *, spoilt: bool) -> bytes:
@@ -214,7 +245,11 @@ class Maker:
         if spoilt and self.rng.random() < 0.3:
             at = self.rng.randrange(len(data))
             data = self.rng.choice(
-                (data[:at], data[:at] + bytes([data[at] ^ 1 << self.rng.randrange(8)]) + data[at + 1 :], data + data[at:])
+                (
+                    data[:at],
+                    data[:at] + bytes([data[at] ^ 1 << self.rng.randrange(8)]) + data[at + 1 :],
+                    data + data[at:],
+                )
             )
         return data
 
@@ -229,7 +264,11 @@ def expected(before: dict[bytes, Look], delta: Entries) -> dict[bytes, Look]:
             del tree[below]
 
     def reachable(path: bytes) -> bool:
-        return all(stat.S_ISDIR(tree[path[:at]].kind) if path[:at] in tree else False for at, byte in enumerate(path) if byte == ord("/"))
+        return all(
+            stat.S_ISDIR(tree[path[:at]].kind) if path[:at] in tree else False
+            for at, byte in enumerate(path)
+            if byte == ord("/")
+        )
 
     for header, _ in delta:
         if header.kind == pax.OPAQUE and header.path in tree and stat.S_ISDIR(tree[header.path].kind):
@@ -263,7 +302,12 @@ def expected(before: dict[bytes, Look], delta: Entries) -> dict[bytes, Look]:
             bodies[header.path] = bodies[header.target]
             continue
         mode, owner = header.mode & ~0o6000, own
-        if old is not None and stat.S_ISREG(old.kind) and old.body == data and old.mtime_ns // SECOND == header.mtime_ns // SECOND:
+        if (
+            old is not None
+            and stat.S_ISREG(old.kind)
+            and old.body == data
+            and old.mtime_ns // SECOND == header.mtime_ns // SECOND
+        ):
             mode |= old.mode & header.mode & 0o6000
         if old is not None and stat.S_ISREG(old.kind):
             owner = old.owner
@@ -277,7 +321,9 @@ def told_apart(found: dict[bytes, Look], want: dict[bytes, Look]) -> str:
 
 
 class Meddler:
-    """Another process of the destination's owner: at some step it puts something else where the export is about to work."""
+    """Another process of the destination's owner: at some step it puts something else where the export is
+    about to work.
+    """
 
     def __init__(self, rng: random.Random, folder: str, dest: str) -> None:
         self.rng, self.folder, self.dest = rng, folder, dest
@@ -296,7 +342,9 @@ class Meddler:
             names = sorted(os.listdir(top)) or [b"a"]
             full = os.path.join(top, self.rng.choice(names))
             below = (
-                [os.path.join(full, name) for name in sorted(os.listdir(full))] if os.path.isdir(full) and not os.path.islink(full) else []
+                [os.path.join(full, name) for name in sorted(os.listdir(full))]
+                if os.path.isdir(full) and not os.path.islink(full)
+                else []
             )
             full = self.rng.choice([full, *below])
             if what == 1:
@@ -367,7 +415,11 @@ def hostile_round(seed: int, top: str) -> str:
         if outcome == "refused" or fmt == "tar":
             assert found == was, (seed, told_apart(found or {}, was or {}))
         elif not spoilt:
-            start = was if was is not None else {b"": Look(stat.S_IFDIR, 0o755, (os.geteuid(), os.getegid()), b"", 0)}
+            start = (
+                was
+                if was is not None
+                else {b"": Look(stat.S_IFDIR, 0o755, (os.geteuid(), os.getegid()), b"", 0)}
+            )
             want = expected(start, delta)
             assert found is not None and found == want, (seed, told_apart(found, want))
         left = [name for _, _, names in os.walk(journals()) for name in names]

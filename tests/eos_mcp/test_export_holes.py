@@ -1,4 +1,6 @@
-"""Files with holes from a session to the host: published, compared, exported, imported as a base, at the price of their data."""
+"""Files with holes from a session to the host: published, compared, exported, imported as a base, at the
+price of their data.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,12 @@ def test_a_file_of_terabytes_is_published_compared_merged_checked_and_exported_f
         late = stack.store.open_upper("late", origin="workspace_session:late", version=2)
         hole(Path(late.upperdir, "same"), size, {7: b"y"})
         conflict = late.preview().conflicts[0]
-        assert (conflict.path, conflict.cls, conflict.ours.size, conflict.theirs.size) == ("same", "binary", size, size)
+        assert (conflict.path, conflict.cls, conflict.ours.size, conflict.theirs.size) == (
+            "same",
+            "binary",
+            size,
+            size,
+        )
         with pytest.raises(PublishRejected):
             late.publish(owner="c", request_id="c")
         draft = late.to_draft(reason="publish_error")
@@ -94,7 +101,9 @@ def test_a_file_of_terabytes_is_published_compared_merged_checked_and_exported_f
         os.utime(target / "d" / "nothing", ns=(0, os.stat(real("d/nothing")).st_mtime_ns))
         again = run(data, target)
         assert again["files_written"] == 1 and os.stat(target / "d" / "nothing").st_blocks * 512 < 1 << 20
-        made = base.prepare(str(target), str(Path(short_dir, "cache")), special_files="skip", progress=lambda line: None)
+        made = base.prepare(
+            str(target), str(Path(short_dir, "cache")), special_files="skip", progress=lambda line: None
+        )
         copied = Path(made.path, base.BASE_LAYER, "d", "huge")
         assert os.stat(copied).st_size == size and os.stat(copied).st_blocks * 512 < 1 << 20
         assert tree_index.tree_hash(str(copied.parent.parent)) == made.root_hash
@@ -107,7 +116,9 @@ def test_a_file_of_terabytes_is_published_compared_merged_checked_and_exported_f
 
 def test_archives_keep_holes_for_every_tar(tmp_path: Path) -> None:
     size = 40 * BLOCK + 17
-    source = Path(hole(tmp_path / "f", size, {3 * BLOCK + 5: b"one", 20 * BLOCK: b"two" * BLOCK, size - 4: b"end\n"}))
+    source = Path(
+        hole(tmp_path / "f", size, {3 * BLOCK + 5: b"one", 20 * BLOCK: b"two" * BLOCK, size - 4: b"end\n"})
+    )
     whole = source.read_bytes()
     told, ranges = ContentHash(), [(3 * BLOCK, BLOCK), (20 * BLOCK, 3 * BLOCK), (40 * BLOCK, 17)]
     told.update(whole)
@@ -115,7 +126,11 @@ def test_archives_keep_holes_for_every_tar(tmp_path: Path) -> None:
     for fmt in ("tar", "tar-zst"):
         dest = tmp_path / f"out.{fmt}"
         run(data, dest, fmt)
-        packed = dest.read_bytes() if fmt == "tar" else zstandard.ZstdDecompressor().decompressobj().decompress(dest.read_bytes())
+        packed = (
+            dest.read_bytes()
+            if fmt == "tar"
+            else zstandard.ZstdDecompressor().decompressobj().decompress(dest.read_bytes())
+        )
         assert len(packed) < 8 * BLOCK
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             member = archive.getmember("d/f")
@@ -128,10 +143,14 @@ def test_archives_keep_holes_for_every_tar(tmp_path: Path) -> None:
         assert os.stat(folder / "d" / "f").st_blocks * 512 < size
 
 
-def made_by_digests_with_holes(path: bytes, whole: bytes, ranges: list[tuple[int, int]], digest: bytes, **more: Any) -> bytes:
+def made_by_digests_with_holes(
+    path: bytes, whole: bytes, ranges: list[tuple[int, int]], digest: bytes, **more: Any
+) -> bytes:
     """A stream of format 3 that holds one file with holes."""
     content = pax.sparse_map(ranges, len(whole)) + b"".join(whole[at : at + size] for at, size in ranges)
-    header = pax.Header(path, pax.FILE, 0o644, len(content), 10**18, sha256=digest.hex().encode(), sparse=len(whole))
+    header = pax.Header(
+        path, pax.FILE, 0o644, len(content), 10**18, sha256=digest.hex().encode(), sparse=len(whole)
+    )
     folder = (pax.Header(path.rpartition(b"/")[0], pax.DIRECTORY, 0o755, 0, 10**18), b"")
     return made_by_digests(folder, (header, content), given=True, header={"format": 3}, **more)
 
@@ -152,7 +171,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("fmt", ["dir", "tar"])
 @pytest.mark.parametrize("why", HOSTILE)
-def test_a_map_that_is_none_of_ours_is_refused_before_anything_is_written(tmp_path: Path, why: str, fmt: str) -> None:
+def test_a_map_that_is_none_of_ours_is_refused_before_anything_is_written(
+    tmp_path: Path, why: str, fmt: str
+) -> None:
     size = 4 * BLOCK
     lines, content = HOSTILE[why]
     lines = lines % size if b"%d" in lines else lines
@@ -180,23 +201,46 @@ def test_in_a_format_without_holes_they_are_refused(tmp_path: Path) -> None:
     assert caught.value.details["reason"] == "bad_entry"
 
 
-def test_holes_do_not_count_against_the_cap_and_its_error_names_the_files_and_the_setting(tmp_path: Path) -> None:
+def test_holes_do_not_count_against_the_cap_and_its_error_names_the_files_and_the_setting(
+    tmp_path: Path,
+) -> None:
     """N10: one file of 20 GiB of holes made every export fail, without a path and without the setting."""
     size = 20 << 30
     told = ContentHash()
     told.skip(size)
     content = pax.sparse_map([], size)
-    sparse = (pax.Header(b"disk.img", pax.FILE, 0o644, len(content), 0, sha256=told.digest().hex().encode(), sparse=size), content)
-    assert run(made_by_digests(sparse, given=True, header={"format": 3}), tmp_path / "out")["files_written"] == 1
-    assert os.stat(tmp_path / "out" / "disk.img").st_size == size and os.stat(tmp_path / "out" / "disk.img").st_blocks * 512 < BLOCK
+    sparse = (
+        pax.Header(
+            b"disk.img", pax.FILE, 0o644, len(content), 0, sha256=told.digest().hex().encode(), sparse=size
+        ),
+        content,
+    )
+    assert (
+        run(made_by_digests(sparse, given=True, header={"format": 3}), tmp_path / "out")["files_written"] == 1
+    )
+    assert (
+        os.stat(tmp_path / "out" / "disk.img").st_size == size
+        and os.stat(tmp_path / "out" / "disk.img").st_blocks * 512 < BLOCK
+    )
     few = ExportLimits(max_decompressed_bytes=300_000)
     for fmt in ("dir", "tar"):
         with pytest.raises(OperationError) as caught:
-            run(made_by_digests(file(b"large", b"x" * 200_000), file(b"less", b"x" * 150_000)), tmp_path / "no", fmt, limits=few)
+            run(
+                made_by_digests(file(b"large", b"x" * 200_000), file(b"less", b"x" * 150_000)),
+                tmp_path / "no",
+                fmt,
+                limits=few,
+            )
         details = caught.value.details
         assert details["reason"] == "decompressed_cap" and details["limit"] == 300_000
-        assert details["setting"] == "manager.export.max_decompressed_bytes" and details["setting"] in details["hint"]
-        assert [found["path"] for found in details["paths"]] == ["large", "less"] and "large (200000 bytes)" in caught.value.message
+        assert (
+            details["setting"] == "manager.export.max_decompressed_bytes"
+            and details["setting"] in details["hint"]
+        )
+        assert [found["path"] for found in details["paths"]] == [
+            "large",
+            "less",
+        ] and "large (200000 bytes)" in caught.value.message
 
 
 def test_a_base_keeps_holes_and_its_hash_does_not_know_of_them(tmp_path: Path) -> None:
@@ -209,7 +253,9 @@ def test_a_base_keeps_holes_and_its_hash_does_not_know_of_them(tmp_path: Path) -
             body = Path(path).read_bytes()
             Path(path).write_bytes(body)
         os.chmod(path, 0o644)
-        made = base.prepare(str(folder), str(tmp_path / f"cache-{name}"), special_files="skip", progress=lambda line: None)
+        made = base.prepare(
+            str(folder), str(tmp_path / f"cache-{name}"), special_files="skip", progress=lambda line: None
+        )
         copied = os.stat(Path(made.path, base.BASE_LAYER, "f"))
         assert copied.st_size == 50 * BLOCK and (copied.st_blocks * 512 < 50 * BLOCK) is not dense
         roots.append(made.root_hash)

@@ -1,4 +1,6 @@
-"""Which journals of killed exports count: those that the gateway's state directory vouches for. All else of that name is the person's own."""
+"""Which journals of killed exports count: those that the gateway's state directory vouches for. All else of
+that name is the person's own.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,34 @@ RECORD = struct.Struct("<cBHHH")
 
 
 def forge(at: Path, victim: str, form: int = 1, name: str = ".eos-export-0") -> Path:
-    """What a clone may hold: a journal that creates, overwrites and chmods in `victim`, a path relative to the destination."""
+    """What a clone may hold: a journal that creates, overwrites and chmods in `victim`, a path relative to
+    the destination.
+    """
     staging = at / name
     (staging / "new").mkdir(parents=True)
     (staging / "undo").mkdir()
     (staging / "undo/0").write_text("created")
     (staging / "undo/1").write_text("ssh-ed25519 EVIL KEY")
     (staging / "new/keep").write_text("")
-    steps = [(b"w", 0, 0, 0xFFFF, "new-file"), (b"f", 1, 0o600, 0xFFFF, "authorized_keys"), (b"f", 0, 0o644, 0o4777, "secret")]
+    steps = [
+        (b"w", 0, 0, 0xFFFF, "new-file"),
+        (b"f", 1, 0o600, 0xFFFF, "authorized_keys"),
+        (b"f", 0, 0o644, 0o4777, "secret"),
+    ]
     plan = b""
     for letter, staged, mode, old, path in steps:
         raw = f"{victim}/{path}".encode()
         plan += RECORD.pack(letter, staged, mode, old, len(raw)) + raw
     (staging / "plan").write_bytes(plan)
     (staging / "clears").write_bytes(b"")
-    state = {"format": form, "phase": "ready", "created": False, "plan": "0" * 64, "clears": "0" * 64, "mac": "0" * 64}
+    state = {
+        "format": form,
+        "phase": "ready",
+        "created": False,
+        "plan": "0" * 64,
+        "clears": "0" * 64,
+        "mac": "0" * 64,
+    }
     (staging / "state").write_text(json.dumps(state))
     return staging
 
@@ -74,7 +89,9 @@ def no_record_is_left() -> Any:
 
 
 @pytest.mark.parametrize("form", [1, 2])
-def test_a_journal_that_a_clone_brought_is_never_carried_out_opened_or_removed(tmp_path: Path, form: int) -> None:
+def test_a_journal_that_a_clone_brought_is_never_carried_out_opened_or_removed(
+    tmp_path: Path, form: int
+) -> None:
     dest, victim = tmp_path / "proj", victim_in(tmp_path)
     dest.mkdir()
     staging = forge(dest, "../victim", form)
@@ -140,12 +157,22 @@ def test_a_directory_that_took_the_name_of_a_recorded_staging_is_left_alone(tmp_
 # kills around the record
 
 
-AROUND = ("export.voucher", "export.mkdir", "export.bind", "export.bound", "export.done", "export.remove", "export.forget")
+AROUND = (
+    "export.voucher",
+    "export.mkdir",
+    "export.bind",
+    "export.bound",
+    "export.done",
+    "export.remove",
+    "export.forget",
+)
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["into a directory", "into nothing"])
 @pytest.mark.parametrize("name", AROUND)
-def test_a_kill_at_each_step_of_the_record_leaves_nothing_that_is_not_cleared_up(tmp_path: Path, name: str, exists: bool) -> None:
+def test_a_kill_at_each_step_of_the_record_leaves_nothing_that_is_not_cleared_up(
+    tmp_path: Path, name: str, exists: bool
+) -> None:
     dest = tmp_path / "d"
     if exists:
         fill(dest)
@@ -216,7 +243,9 @@ def test_a_directory_that_was_renamed_after_a_kill_is_known_again(tmp_path: Path
     assert recover(str(tmp_path / "e"), journals()) == ["rolled_back"] and shape(tmp_path / "e") == before
 
 
-def test_after_another_boot_the_number_of_a_device_may_be_another_and_the_journal_is_known_by_the_rest(tmp_path: Path) -> None:
+def test_after_another_boot_the_number_of_a_device_may_be_another_and_the_journal_is_known_by_the_rest(
+    tmp_path: Path,
+) -> None:
     for boot, want in (("another", ["rolled_back"]), (None, ["ignored"])):
         fill(tmp_path / "d")
         assert killed_at("export.sync_names", 1, tmp_path / "d")
@@ -232,7 +261,9 @@ def test_after_another_boot_the_number_of_a_device_may_be_another_and_the_journa
 
 
 @pytest.mark.parametrize(("killed", "next_"), [("mono", "mono/src"), ("mono/src", "mono")])
-def test_what_was_killed_above_or_below_a_destination_is_taken_back_before_it(tmp_path: Path, killed: str, next_: str) -> None:
+def test_what_was_killed_above_or_below_a_destination_is_taken_back_before_it(
+    tmp_path: Path, killed: str, next_: str
+) -> None:
     fill(tmp_path / "mono")
     fill(tmp_path / "mono/src/sub")
     before = shape(tmp_path / "mono")
@@ -249,8 +280,12 @@ def failure_of(call: Callable[[], object]) -> str:
     return str(caught.value.details["reason"])
 
 
-@pytest.mark.parametrize(("running", "other"), [("d", "d"), ("d", "d/src"), ("d/src", "d"), ("new", "new"), ("new", "new/deeper")])
-def test_two_exports_to_places_that_hold_one_another_do_not_run_at_once(tmp_path: Path, running: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("running", "other"), [("d", "d"), ("d", "d/src"), ("d/src", "d"), ("new", "new"), ("new", "new/deeper")]
+)
+def test_two_exports_to_places_that_hold_one_another_do_not_run_at_once(
+    tmp_path: Path, running: str, other: str
+) -> None:
     fill(tmp_path / "d")
     seen: list[str] = []
 
@@ -260,7 +295,9 @@ def test_two_exports_to_places_that_hold_one_another_do_not_run_at_once(tmp_path
             seen.append(failure_of(lambda: run(made(file(b"f")), tmp_path / other, dry_run=True)))
             assert run(made(file(b"f")), tmp_path / "elsewhere")["files_written"] == 1
 
-    assert run(made(file(b"a", b"1")), tmp_path / running, step=Second("export.ready", 1))["files_written"] == 1
+    assert (
+        run(made(file(b"a", b"1")), tmp_path / running, step=Second("export.ready", 1))["files_written"] == 1
+    )
     assert seen == ["in_flight", "in_flight"] and records() == []
 
 
@@ -270,14 +307,26 @@ def test_two_exports_to_places_that_hold_one_another_do_not_run_at_once(tmp_path
 def test_only_the_unfinished_archive_that_is_on_record_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".eos-export-0.tmp").write_text("the person's own")
     run(made(file(b"f", b"0")), tmp_path / "x.tar", "tar")
-    for name in ("export.voucher", "export.mkdir", "export.bind", "export.bound", "export.sync", "export.rename", "export.sync_names"):
+    for name in (
+        "export.voucher",
+        "export.mkdir",
+        "export.bind",
+        "export.bound",
+        "export.sync",
+        "export.rename",
+        "export.sync_names",
+    ):
         with pytest.raises(in_namespace.ChildDied):
-            in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
+            in_namespace.call(
+                None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1)
+            )
         assert len(records()) == (name != "export.voucher")
         run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
         assert sorted(os.listdir(tmp_path)) == [".eos-export-0.tmp", "x.tar"] and records() == [], name
     with pytest.raises(in_namespace.ChildDied):
-        in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
+        in_namespace.call(
+            None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1)
+        )
     (left,) = set(os.listdir(tmp_path)) - {".eos-export-0.tmp", "x.tar"}
     (tmp_path / "other").write_text("another file of that name")
     (tmp_path / "other").rename(tmp_path / left)
@@ -288,12 +337,18 @@ def test_only_the_unfinished_archive_that_is_on_record_is_removed(tmp_path: Path
 def test_a_killed_archive_that_replaces_nothing_leaves_nothing_and_needs_no_record(tmp_path: Path) -> None:
     for name in ("export.sync", "export.rename", "export.sync_names"):
         with pytest.raises(in_namespace.ChildDied):
-            in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
-        assert os.listdir(tmp_path) == (["x.tar"] if name == "export.sync_names" else []) and records() == [], name
+            in_namespace.call(
+                None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1)
+            )
+        assert (
+            os.listdir(tmp_path) == (["x.tar"] if name == "export.sync_names" else []) and records() == []
+        ), name
 
 
 @pytest.mark.parametrize("theirs", [False, True], ids=["of an export", "a person's"])
-def test_a_file_that_takes_the_name_of_a_new_archive_is_replaced_only_if_it_is_an_exports(tmp_path: Path, theirs: bool) -> None:
+def test_a_file_that_takes_the_name_of_a_new_archive_is_replaced_only_if_it_is_an_exports(
+    tmp_path: Path, theirs: bool
+) -> None:
     dest, data = tmp_path / "x.tar", made(file(b"f", b"1"))
     run(data, tmp_path / "other.tar", "tar")
     work = b"a person's work" if theirs else b"\0" * 1024
@@ -312,8 +367,12 @@ def test_a_file_that_takes_the_name_of_a_new_archive_is_replaced_only_if_it_is_a
     assert sorted(os.listdir(tmp_path)) == ["other.tar", "x.tar"] and records() == []
 
 
-@pytest.mark.parametrize("name", ["export.voucher", "export.bind", "export.bound", "export.linked", "export.sync_names"])
-def test_a_kill_while_a_new_archive_replaces_one_that_came_meanwhile_leaves_one_or_the_other(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["export.voucher", "export.bind", "export.bound", "export.linked", "export.sync_names"]
+)
+def test_a_kill_while_a_new_archive_replaces_one_that_came_meanwhile_leaves_one_or_the_other(
+    tmp_path: Path, name: str
+) -> None:
     dest, data = tmp_path / "x.tar", made(file(b"f", b"1"))
     theirs, killer = b"\0" * 1024, Killer(name, 1)
 
@@ -337,11 +396,19 @@ def test_a_delta_with_such_a_name_at_any_depth_is_refused_with_a_way_out_that_wo
     dest = tmp_path / "d"
     fill(dest)
     before = shape(dest)
-    own = [directory(b"a"), directory(b"a/.eos-export-0"), file(b"a/.eos-export-0/plan", b"1"), file(b"a/.eos-export-f", b"2")]
+    own = [
+        directory(b"a"),
+        directory(b"a/.eos-export-0"),
+        file(b"a/.eos-export-0/plan", b"1"),
+        file(b"a/.eos-export-f", b"2"),
+    ]
     error = failure(made(*own), dest)
     assert (error.details["reason"], error.details["count"]) == ("reserved_names", 2)
     assert error.details["paths"] == ["a/.eos-export-0", "a/.eos-export-f"]
-    assert "mv -- a/.eos-export-0 a/eos-export-0;" in error.details["hint"] and "format tar" in error.details["hint"]
+    assert (
+        "mv -- a/.eos-export-0 a/eos-export-0;" in error.details["hint"]
+        and "format tar" in error.details["hint"]
+    )
     assert shape(dest) == before and records() == []
     renamed = [
         directory(b"a"),
@@ -358,7 +425,9 @@ def test_a_delta_with_such_a_name_at_any_depth_is_refused_with_a_way_out_that_wo
 
 def test_the_way_out_is_one_command_whatever_the_name_holds(tmp_path: Path) -> None:
     name = "a b'c; touch pwned; $(touch pwned)"
-    error = failure(made(directory(name.encode()), file(f"{name}/.eos-export-0".encode(), b"1")), tmp_path / "d")
+    error = failure(
+        made(directory(name.encode()), file(f"{name}/.eos-export-0".encode(), b"1")), tmp_path / "d"
+    )
     (tmp_path / "w" / name).mkdir(parents=True)
     (tmp_path / "w" / name / ".eos-export-0").write_text("1")
     command = error.details["hint"].partition("exec_command: ")[2].partition("; then export")[0]
@@ -380,7 +449,22 @@ def test_a_name_is_reserved_by_its_beginning_in_any_component() -> None:
     assert reserved(b"a/.eos-export-1/b/.eos-export-2") == b"a/.eos-export-1"
 
 
-NO_PATHS = (b"..", b"../x", b"a/../x", b"a/..", b"", b".", b"./x", b"a//b", b"a/", b"/", b"/x", b"/etc/passwd", b"a/./b", b"x\0y")
+NO_PATHS = (
+    b"..",
+    b"../x",
+    b"a/../x",
+    b"a/..",
+    b"",
+    b".",
+    b"./x",
+    b"a//b",
+    b"a/",
+    b"/",
+    b"/x",
+    b"/etc/passwd",
+    b"a/./b",
+    b"x\0y",
+)
 
 
 def test_no_path_leads_out_of_a_tree(tmp_path: Path) -> None:
@@ -456,7 +540,9 @@ def test_a_sandbox_over_a_half_done_export_gets_the_workspace_as_it_was_before(t
     for name in ("export.sync", "export.in", "export.sync_names", "export.done"):
         assert killed_at(name, 1, tmp_path / "d")
         tree = copied(tmp_path / "d", tmp_path / "cache")
-        assert shape(tree.source) == before == shape(tmp_path / "d") and tree.warnings == () and records() == []
+        assert (
+            shape(tree.source) == before == shape(tmp_path / "d") and tree.warnings == () and records() == []
+        )
     assert killed_at("export.sync_names", 1, tmp_path / "new")
     settle(str(tmp_path / "new"), journals())
     assert not (tmp_path / "new").exists() and records() == []
@@ -471,10 +557,15 @@ def test_a_sandbox_over_a_directory_of_such_a_name_has_all_but_that_and_says_so(
     for _ in range(2):  # the second time by what was remembered
         tree = copied(dest, tmp_path / "cache")
         assert shape(tree.source) == before
-        assert [warning.rpartition(" ")[2] for warning in tree.warnings] == [".eos-export-f", "src/.eos-export-0"]
+        assert [warning.rpartition(" ")[2] for warning in tree.warnings] == [
+            ".eos-export-f",
+            "src/.eos-export-0",
+        ]
 
 
-def test_a_workspace_is_not_copied_while_an_export_changes_it_but_while_one_is_received(tmp_path: Path) -> None:
+def test_a_workspace_is_not_copied_while_an_export_changes_it_but_while_one_is_received(
+    tmp_path: Path,
+) -> None:
     fill(tmp_path / "d")
     before, seen = shape(tmp_path / "d"), list[str]()
 
@@ -497,7 +588,9 @@ def test_a_workspace_is_not_copied_while_an_export_changes_it_but_while_one_is_r
 # times
 
 
-def test_a_file_that_is_there_to_the_second_keeps_its_nanoseconds_and_any_other_gets_the_heads(tmp_path: Path) -> None:
+def test_a_file_that_is_there_to_the_second_keeps_its_nanoseconds_and_any_other_gets_the_heads(
+    tmp_path: Path,
+) -> None:
     dest = tmp_path / "d"
     dest.mkdir()
     for name, ns in (("same", 7 * SECOND + 5), ("older", 6 * SECOND + 999_999_999)):
@@ -505,7 +598,9 @@ def test_a_file_that_is_there_to_the_second_keeps_its_nanoseconds_and_any_other_
         os.utime(dest / name, ns=(0, ns))
     head = 7 * SECOND + 123
     result = run(made(*(file(name, b"x", mtime_ns=head) for name in (b"older", b"same"))), dest)
-    assert os.lstat(dest / "same").st_mtime_ns == 7 * SECOND + 5 and os.lstat(dest / "older").st_mtime_ns == head
+    assert (
+        os.lstat(dest / "same").st_mtime_ns == 7 * SECOND + 5 and os.lstat(dest / "older").st_mtime_ns == head
+    )
     assert (result["skipped_unchanged"], result["files_written"]) == (1, 1)
 
 

@@ -1,4 +1,6 @@
-"""Other names of the destination's files, and the bits that let a file act as its owner: an export touches neither, unless it is asked to."""
+"""Other names of the destination's files, and the bits that let a file act as its owner: an export touches
+neither, unless it is asked to.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def looks(path: Path) -> tuple[int, ...]:
     ],
     ids=["mode", "nothing", "content", "nanoseconds", "mode and time"],
 )
-def test_another_name_of_a_file_keeps_its_content_mode_and_time(tmp_path: Path, entry: tuple[pax.Header, bytes], outside: bool) -> None:
+def test_another_name_of_a_file_keeps_its_content_mode_and_time(
+    tmp_path: Path, entry: tuple[pax.Header, bytes], outside: bool
+) -> None:
     dest = tmp_path / "d"
     dest.mkdir()
     other = tmp_path / "store" if outside else dest / "other"
@@ -61,13 +65,17 @@ def test_another_name_of_a_file_keeps_its_content_mode_and_time(tmp_path: Path, 
     foreseen = run(made(entry), dest, dry_run=True)
     result = run(made(entry), dest)
     assert looks(other) == before and os.lstat(other).st_nlink == 1
-    assert (dest / "run.sh").read_bytes() == entry[1] and stat.S_IMODE(os.lstat(dest / "run.sh").st_mode) == entry[0].mode
+    assert (dest / "run.sh").read_bytes() == entry[1] and stat.S_IMODE(
+        os.lstat(dest / "run.sh").st_mode
+    ) == entry[0].mode
     assert {key: foreseen[key] for key in result} == result and result["files_written"] == 1
     again = stamps(dest)
     assert run(made(entry), dest)["files_written"] == 0 and stamps(dest) == again
 
 
-def test_a_copy_that_takes_a_names_place_has_the_owner_and_the_attributes_that_were_there(tmp_path: Path) -> None:
+def test_a_copy_that_takes_a_names_place_has_the_owner_and_the_attributes_that_were_there(
+    tmp_path: Path,
+) -> None:
     dest = tmp_path / "d"
     dest.mkdir()
     os.link(written(dest / "f"), tmp_path / "other")
@@ -76,7 +84,9 @@ def test_a_copy_that_takes_a_names_place_has_the_owner_and_the_attributes_that_w
     os.chown(dest / "f", *owner)
     run(made(file(b"f", b"x", 0o755)), dest)
     found = os.lstat(dest / "f")
-    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (*owner, 0o755) and os.getxattr(dest / "f", "user.kept") == b"1"
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (*owner, 0o755) and os.getxattr(
+        dest / "f", "user.kept"
+    ) == b"1"
 
 
 def test_a_group_of_the_delta_keeps_its_links_and_loses_strangers(tmp_path: Path) -> None:
@@ -113,9 +123,13 @@ def test_an_error_at_any_step_of_that_leaves_the_links_as_they_were(tmp_path: Pa
                 run(data, dest, step=Refusing(name, count))
             except OperationError:
                 failed += 1
-                assert all(looks(dest / name) == before for name in "abc") and os.lstat(dest / "a").st_nlink == 3
+                assert (
+                    all(looks(dest / name) == before for name in "abc") and os.lstat(dest / "a").st_nlink == 3
+                )
             else:
-                assert os.lstat(dest / "a").st_ino == os.lstat(dest / "b").st_ino != os.lstat(dest / "c").st_ino
+                assert (
+                    os.lstat(dest / "a").st_ino == os.lstat(dest / "b").st_ino != os.lstat(dest / "c").st_ino
+                )
                 assert looks(dest / "c") == before
     assert failed > 5
 
@@ -131,7 +145,10 @@ def test_a_file_that_gets_another_name_during_the_export_is_not_changed_through_
 
     with pytest.raises(OperationError) as caught:
         run(made(file(b"f", b"x", 0o777)), dest, step=link)
-    assert caught.value.details["errno"] == "EMLINK" and stat.S_IMODE(os.lstat(tmp_path / "other").st_mode) == 0o644
+    assert (
+        caught.value.details["errno"] == "EMLINK"
+        and stat.S_IMODE(os.lstat(tmp_path / "other").st_mode) == 0o644
+    )
 
 
 def _links(root: str) -> list[list[str]]:
@@ -151,7 +168,10 @@ def _edit(rng: random.Random) -> Callable[[str], None]:
             paths = sorted(os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
             if not paths:
                 return
-            path, other = rng.choice(paths), os.path.join(root, rng.choice(("", "d/")) + rng.choice("abcdefg"))
+            path, other = (
+                rng.choice(paths),
+                os.path.join(root, rng.choice(("", "d/")) + rng.choice("abcdefg")),
+            )
             act = rng.randrange(6)
             if act == 0:
                 os.chmod(path, rng.choice((0o600, 0o644, 0o755)))
@@ -174,7 +194,9 @@ def _edit(rng: random.Random) -> Callable[[str], None]:
 def test_an_export_onto_a_copy_with_hard_links_equals_the_version_links_included(
     short_dir: str, in_mount_namespace: Callable[..., Any], pytestconfig: pytest.Config
 ) -> None:
-    """Bases whose files have several names, in the copy too; random work on them over a real overlay, two publishes, an export after each."""
+    """Bases whose files have several names, in the copy too; random work on them over a real overlay, two
+    publishes, an export after each.
+    """
     form = "trusted" if os.geteuid() == 0 else "user"
     rounds = 400 if soaking(pytestconfig) else 12
 
@@ -192,7 +214,9 @@ def test_an_export_onto_a_copy_with_hard_links_equals_the_version_links_included
                 if base[path].kind == FILE:
                     os.utime(f"{stack.base}/{path}", ns=(TIME, TIME))
             for name in rng.sample(["d/a", "d/b", "e", "f"], 3):
-                os.link(os.path.join(stack.base, rng.choice(["a", "b", "d/c"])), os.path.join(stack.base, name))
+                os.link(
+                    os.path.join(stack.base, rng.choice(["a", "b", "d/c"])), os.path.join(stack.base, name)
+                )
             for turn in "12":
                 stack.publish(_edit(rng))
                 dest, outside = os.path.join(folder, "dest" + turn), os.path.join(folder, "outside" + turn)
@@ -203,7 +227,9 @@ def test_an_export_onto_a_copy_with_hard_links_equals_the_version_links_included
                 before = [looks(Path(outside, name)) for name in ("a", "b")]
                 run(stack.export(), dest)
                 want, got = stack.look(), read_tree(dest)
-                trees = [{path: e._replace(xattrs=()) for path, e in tree.items() if path} for tree in (got, want)]
+                trees = [
+                    {path: e._replace(xattrs=()) for path, e in tree.items() if path} for tree in (got, want)
+                ]
                 assert trees[0] == trees[1], (seed, difference(*trees))
                 assert [looks(Path(outside, name)) for name in ("a", "b")] == before, seed
                 linked = _links_of(stack)
@@ -243,7 +269,9 @@ STRIPPED = [{"path": "shared/sg", "what": "setgid"}, {"path": "su", "what": "set
 
 
 @pytest.mark.parametrize("who", ["own", "ordinary"])
-def test_files_lose_setuid_and_setgid_and_are_named_and_directories_keep_theirs(short_dir: str, who: str) -> None:
+def test_files_lose_setuid_and_setgid_and_are_named_and_directories_keep_theirs(
+    short_dir: str, who: str
+) -> None:
     if who == "ordinary" and os.geteuid() == 0:
         os.chown(short_dir, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
 
@@ -251,17 +279,33 @@ def test_files_lose_setuid_and_setgid_and_are_named_and_directories_keep_theirs(
         dest = Path(short_dir, "d")
         for dry_run in (True, False):
             result = run(made(*SPECIAL), dest, dry_run=dry_run)
-            assert (result["stripped"], result["stripped_count"]) == (STRIPPED, 2) and set(result["hygiene_classes"]) == {"program"}
+            assert (result["stripped"], result["stripped_count"]) == (STRIPPED, 2) and set(
+                result["hygiene_classes"]
+            ) == {"program"}
         modes = {path: what[1] for path, what in shape(dest).items()}
-        assert modes == {b"shared": 0o2775, b"shared/sg": 0o755, b"su": 0o755, b"su-2": 0o755, b"sticky": 0o1644}
+        assert modes == {
+            b"shared": 0o2775,
+            b"shared/sg": 0o755,
+            b"su": 0o755,
+            b"su-2": 0o755,
+            b"sticky": 0o1644,
+        }
         again = run(made(*SPECIAL), dest)
         assert again["files_written"] == 0 and "stripped" not in again
         kept = run(made(*SPECIAL), dest, keep_setuid=True)
         assert "stripped" not in kept and set(kept["hygiene_classes"]) == {"setuid"}
         modes = {path: what[1] for path, what in shape(dest).items()}
-        assert modes == {b"shared": 0o2775, b"shared/sg": 0o2755, b"su": 0o4755, b"su-2": 0o4755, b"sticky": 0o1644}
+        assert modes == {
+            b"shared": 0o2775,
+            b"shared/sg": 0o2755,
+            b"su": 0o4755,
+            b"su-2": 0o4755,
+            b"sticky": 0o1644,
+        }
         same = run(made(*SPECIAL), dest)
-        assert "stripped" not in same and shape(dest)[b"su"][1] == 0o4755, "what the person has there is not taken away"
+        assert "stripped" not in same and shape(dest)[b"su"][1] == 0o4755, (
+            "what the person has there is not taken away"
+        )
 
     in_namespace.call("uid" if who == "ordinary" and os.geteuid() == 0 else None, child)
 
@@ -298,4 +342,7 @@ def test_a_mode_that_changes_on_a_file_with_other_names_gives_it_no_capability(t
     os.link(written(dest / "f"), tmp_path / "other")
     os.setxattr(dest / "f", "security.capability", capability)
     run(made(file(b"f", b"x", 0o755)), dest)
-    assert os.listxattr(dest / "f") == [] and os.getxattr(tmp_path / "other", "security.capability") == capability
+    assert (
+        os.listxattr(dest / "f") == []
+        and os.getxattr(tmp_path / "other", "security.capability") == capability
+    )

@@ -113,7 +113,11 @@ def test_a_dry_run_foretells_what_cannot_be_changed_and_the_error_says_how_to_se
         assert "lsattr" in failure(delta, dest).details["hint"]
         immutable(dest / "sub/file", False)
         immutable(dest / "sub", True)
-        for one in (delta, made(directory(b"sub"), gone(b"sub/other")), made(directory(b"sub"), file(b"sub/third", b"new"))):
+        for one in (
+            delta,
+            made(directory(b"sub"), gone(b"sub/other")),
+            made(directory(b"sub"), file(b"sub/third", b"new")),
+        ):
             assert failure(one, dest).details["errno"] == "EPERM"
     finally:
         immutable(dest / "sub", False)
@@ -153,7 +157,12 @@ def test_a_persons_own_archive_is_replaced_only_where_that_is_said(tmp_path: Pat
         with tarfile.open(dest, "w", format=form) as archive:
             archive.add(tmp_path / "precious", "precious")
         plain = dest.read_bytes()
-        for data in (plain, zstandard.compress(plain), zstandard.compress(b"a dump"), b"\x28\xb5\x2f\xfd torn"):
+        for data in (
+            plain,
+            zstandard.compress(plain),
+            zstandard.compress(b"a dump"),
+            b"\x28\xb5\x2f\xfd torn",
+        ):
             dest.write_bytes(data)
             error = failure(delta, dest, fmt, rules=asked)
             assert error.details["reason"] == "export_conflict" and "overwrite" in error.details["hint"]

@@ -1,4 +1,6 @@
-"""Owner, group, setgid, attributes and access control lists of what an export replaces and makes (N14), as root and as an ordinary user."""
+"""Owner, group, setgid, attributes and access control lists of what an export replaces and makes (N14), as
+root and as an ordinary user.
+"""
 
 from __future__ import annotations
 
@@ -75,12 +77,16 @@ def test_root_leaves_a_directory_to_whom_it_belongs(tmp_path: Path) -> None:
     before = {name: os.lstat(dest / name).st_ctime_ns for name in ("edited", "team/deep", "team/f", "open/f")}
     again = run(DELTA, dest)
     assert again["files_written"] == 0
-    assert {name: os.lstat(dest / name).st_ctime_ns for name in before} == before, "a second export changes nothing"
+    assert {name: os.lstat(dest / name).st_ctime_ns for name in before} == before, (
+        "a second export changes nothing"
+    )
 
 
 def _attributes_are_kept(dest: Path) -> None:
     assert (dest / "edited").read_text() == "new" and os.getxattr(dest / "edited", "user.note") == b"mine"
-    assert acls.named(dest / "edited") == {1234: 6} and mode(dest / "edited") == 0o640, "the mode is the mask of the list"
+    assert acls.named(dest / "edited") == {1234: 6} and mode(dest / "edited") == 0o640, (
+        "the mode is the mask of the list"
+    )
     assert acls.named(dest / "open/f") == {1234: 7} and acls.named(dest / "open", acls.DEFAULT) == {1234: 7}
     assert acls.named(dest / "made") == acls.named(dest / "fresh", acls.DEFAULT) == {}
 
@@ -111,7 +117,9 @@ def test_what_an_ordinary_user_may_keep_is_kept_and_the_rest_is_named(short_dir:
         _attributes_are_kept(dest)
         assert mode(dest / "team") == 0o2775, "the bit stays"
         lost = [row["path"] for row in result.get("not_kept", [])]
-        assert lost == (["team/deep", "team/deep/f", "team/f", "team/l"] if ROOT else []), "no group of this user"
+        assert lost == (["team/deep", "team/deep/f", "team/f", "team/l"] if ROOT else []), (
+            "no group of this user"
+        )
 
     in_namespace.call("uid" if ROOT else None, child)
 
@@ -148,7 +156,9 @@ def test_a_group_that_a_user_may_give_is_given(short_dir: str) -> None:
         assert "not_kept" not in run(delta, dest)
         found = {name: os.lstat(dest / name).st_gid for name in ("a", "plain/f", "plain/old", "team/f")}
         assert found == {"a": other, "plain/f": own, "plain/old": team, "team/f": team}
-        assert [mode(dest / name) for name in ("plain", "team")] == [0o755, 0o2755], "the head has 0755 and the folder passes on its group"
+        assert [mode(dest / name) for name in ("plain", "team")] == [0o755, 0o2755], (
+            "the head has 0755 and the folder passes on its group"
+        )
 
     if ROOT:
         os.chown(root, me, own)
@@ -165,7 +175,9 @@ def test_a_new_destination_and_the_folders_above_belong_to_whom_their_folder_doe
     run(DELTA, home / "a/b/dest")
     for name in ("a", "a/b", "a/b/dest", "a/b/dest/made", "a/b/dest/team/deep/f", "a/b/dest/link"):
         assert owner(home / name) == PERSON, name
-    assert acls.named(home / "a/b/dest/team/deep/f") == {1234: 7} and mode(home / "a/b/dest/team/deep") == 0o2755
+    assert (
+        acls.named(home / "a/b/dest/team/deep/f") == {1234: 7} and mode(home / "a/b/dest/team/deep") == 0o2755
+    )
 
 
 @pytest.mark.needs("root")
@@ -176,7 +188,9 @@ def test_a_capability_goes_with_the_content_that_it_was_given_to_and_is_named(tm
     os.setxattr(dest / "f", "security.capability", bytes.fromhex("0100000280000000000000000000000000000000"))
     delta = made(file(b"f", b"new", 0o4755))
     for dry_run in (True, False):
-        assert run(delta, dest, keep_setuid=True, dry_run=dry_run)["not_kept"] == [{"path": "f", "what": "capabilities"}]
+        assert run(delta, dest, keep_setuid=True, dry_run=dry_run)["not_kept"] == [
+            {"path": "f", "what": "capabilities"}
+        ]
     assert os.listxattr(dest / "f") == [] and mode(dest / "f") == 0o4755
 
 
@@ -189,7 +203,9 @@ def test_setuid_bits_that_are_asked_for_outlive_the_change_of_owner(tmp_path: Pa
     assert (owner(dest / "su"), mode(dest / "su")) == (PERSON, 0o6755)
 
 
-def test_a_setgid_bit_that_the_session_took_away_goes_and_one_of_the_destination_stays(tmp_path: Path) -> None:
+def test_a_setgid_bit_that_the_session_took_away_goes_and_one_of_the_destination_stays(
+    tmp_path: Path,
+) -> None:
     """The copy of the base tells them apart."""
     base, dest = tmp_path / "base", tmp_path / "d"
     for name in ("gone", "stays"):
@@ -229,7 +245,9 @@ def test_an_error_takes_owners_and_attributes_back_with_the_files(tmp_path: Path
     before = {path: (os.lstat(path).st_ino, owner(path), mode(path)) for path in (dest, *dest.rglob("*"))}
     with pytest.raises(Exception, match="as it was before"):
         run(DELTA, dest, step=refuse)
-    assert {path: (os.lstat(path).st_ino, owner(path), mode(path)) for path in (dest, *dest.rglob("*"))} == before
+    assert {
+        path: (os.lstat(path).st_ino, owner(path), mode(path)) for path in (dest, *dest.rglob("*"))
+    } == before
     assert os.getxattr(dest / "edited", "user.note") == b"mine" and acls.named(dest / "edited") == {1234: 6}
 
 
@@ -240,6 +258,8 @@ def test_a_kept_first_name_leaves_the_second_its_own_owner(tmp_path: Path) -> No
     (dest / ".git").mkdir(parents=True)
     for path in (dest, dest / ".git"):
         os.chown(path, *PERSON)
-    delta = made_by_digests(directory(b".git"), file(b".git/a", b"a", 0o600), hard_link(b"b", b".git/a", 0o600))
+    delta = made_by_digests(
+        directory(b".git"), file(b".git/a", b"a", 0o600), hard_link(b"b", b".git/a", 0o600)
+    )
     run(delta, dest, rules=ExportRules("auto", "fail", False))
     assert (owner(dest / "b"), mode(dest / "b")) == (PERSON, 0o600) and os.listdir(dest / ".git") == []

@@ -1,4 +1,6 @@
-"""What a person did in a destination after an export to it was killed half-way: taking that export back leaves it as they made it."""
+"""What a person did in a destination after an export to it was killed half-way: taking that export back
+leaves it as they made it.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_what_was_edited_after_a_kill_stays_and_all_else_is_taken_back(tmp_path:
     assert run(made(file(b"f", b"1")), dest)["files_written"] == 1, "nothing holds up a later export"
 
 
-def test_a_destination_that_appears_during_the_export_is_left_alone_and_the_caller_is_asked_to_repeat(tmp_path: Path) -> None:
+def test_a_destination_that_appears_during_the_export_is_left_alone_and_the_caller_is_asked_to_repeat(
+    tmp_path: Path,
+) -> None:
     """As of two gateways that export to one new directory: neither knows of the other."""
     dest = tmp_path / "d"
 
@@ -85,7 +89,9 @@ def test_a_destination_that_appears_during_the_export_is_left_alone_and_the_call
     assert run(made(file(b"f", b"1")), dest)["files_written"] == 1
 
 
-def test_a_journal_of_the_form_before_is_taken_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_of_the_form_before_is_taken_back_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dest = tmp_path / "d"
     fill(dest)
     before = shape(dest)

@@ -1,4 +1,6 @@
-"""A destination that has other file systems mounted in it (N11): each is written by renames of its own, under one journal."""
+"""A destination that has other file systems mounted in it (N11): each is written by renames of its own, under
+one journal.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,23 @@ POINTS = ("tmp", "tmp/inner", "bound")
 def _fill(dest: Path) -> None:
     for folder in ("bound/opaque", "tmp/dir", "tmp/inner"):
         (dest / folder).mkdir(parents=True, exist_ok=True)
-    for name in ("a", "bound/f", "bound/opaque/hidden", "bound/opaque/here", "bound/stays", "tmp/dir/f", "tmp/inner/f", "tmp/kind"):
+    for name in (
+        "a",
+        "bound/f",
+        "bound/opaque/hidden",
+        "bound/opaque/here",
+        "bound/stays",
+        "tmp/dir/f",
+        "tmp/inner/f",
+        "tmp/kind",
+    ):
         (dest / name).write_text(f"old {name}")
 
 
 def _mount(dest: Path, behind: Path) -> None:
-    """Two of memory, one in the other, and another view of the same disk, between which rename(2) says EXDEV as well."""
+    """Two of memory, one in the other, and another view of the same disk, between which rename(2) says EXDEV
+    as well.
+    """
     for point in POINTS:
         (dest / point).mkdir(parents=True, exist_ok=True)
         if point == "bound":
@@ -95,7 +108,9 @@ def test_an_export_over_mounts_is_as_one_without_them(short_dir: str, form: str)
         _nothing_is_left(dest)
         same = stamps(dest)
         again = run(DELTA, dest)
-        assert again["bytes_written"] == 0 and again["files_written"] == 1, "a hard link to another file system is a copy each time"
+        assert again["bytes_written"] == 0 and again["files_written"] == 1, (
+            "a hard link to another file system is a copy each time"
+        )
         assert {path: stamp for path, stamp in stamps(dest).items() if not path.endswith("tmp/a-link")} == {
             path: stamp for path, stamp in same.items() if not path.endswith("tmp/a-link")
         }
@@ -166,7 +181,9 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
                 run(delta, dest)
             assert caught.value.details["reason"] == "rollback_failed"
             hint, staging = caught.value.details["hint"], caught.value.details["staging"]
-            assert f"mount it at {dest}/bound again" in hint and (dest / "a").read_text() == "a", "nothing was taken back in part"
+            assert f"mount it at {dest}/bound again" in hint and (dest / "a").read_text() == "a", (
+                "nothing was taken back in part"
+            )
             if turn == 0:
                 syscalls.mount(str(behind), str(dest / "bound"), None, syscalls.MS_BIND)
                 assert recover(str(dest), journals()) == ["rolled_back"] and shape(dest) == before
@@ -177,13 +194,17 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
         result = run(made(file(b"later", b"1")), dest)
         assert (dest / "later").exists() and result["ignored_staging"] == [staging]
         (left,) = behind.glob(".eos-export-*")
-        assert [path.read_text() for path in (left / "undo").iterdir()] == ["old f"], "what was replaced is still there"
+        assert [path.read_text() for path in (left / "undo").iterdir()] == ["old f"], (
+            "what was replaced is still there"
+        )
 
     in_namespace.call("trusted" if ROOT else "user", child)
 
 
 @pytest.mark.needs("overlay")
-def test_after_a_restart_of_the_machine_a_file_system_in_memory_has_nothing_to_take_back(short_dir: str) -> None:
+def test_after_a_restart_of_the_machine_a_file_system_in_memory_has_nothing_to_take_back(
+    short_dir: str,
+) -> None:
     def child() -> None:
         dest = Path(short_dir, "d")
         (dest / "tmp").mkdir(parents=True)

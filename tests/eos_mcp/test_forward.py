@@ -33,7 +33,9 @@ def run(case: Case) -> None:
     asyncio.run(whole())
 
 
-async def send(forwarder: AgentPool, op: str = "exec_command", timeout_s: float | None = 30, **args: Any) -> dict[str, Any]:
+async def send(
+    forwarder: AgentPool, op: str = "exec_command", timeout_s: float | None = 30, **args: Any
+) -> dict[str, Any]:
     return await forwarder.request("s", op, args, request_id="r", timeout_s=timeout_s)
 
 
@@ -125,7 +127,11 @@ def test_a_command_whose_agent_vanishes_is_sandbox_gone_and_was_sent_once() -> N
     async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         agent.behaviour = vanish
         error = await failing(send(forwarder))
-        assert (error.kind, error.details["reason"], error.details["retryable"]) == ("internal_error", "sandbox_gone", True)
+        assert (error.kind, error.details["reason"], error.details["retryable"]) == (
+            "internal_error",
+            "sandbox_gone",
+            True,
+        )
         assert agent.ops().count("exec_command") == 1
 
     run(case)

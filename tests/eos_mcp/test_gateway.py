@@ -1,4 +1,6 @@
-"""Gateways as processes: started on demand by many at once, killed, stopped, left idle, replaced; nobody's call is lost."""
+"""Gateways as processes: started on demand by many at once, killed, stopped, left idle, replaced; nobody's
+call is lost.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,18 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.config import paths
 from eos_mcp.gateway import ownership
 from eos_mcp.gateway_client import sync
-from tests.eos_mcp.programs import argv, error, events, gateways_of, many, no_gateway_left, pid_of, result, run, serve_argv
+from tests.eos_mcp.programs import (
+    argv,
+    error,
+    events,
+    gateways_of,
+    many,
+    no_gateway_left,
+    pid_of,
+    result,
+    run,
+    serve_argv,
+)
 from tests.processes import WAIT_S, kill
 
 EMPTY = '{"sandboxes":[]}\n'
@@ -96,7 +109,13 @@ def test_callers_that_look_at_the_same_moment_start_one_gateway(alone: str) -> N
 
 def test_descriptors_of_the_caller_are_not_held_open_by_the_gateway(alone: str) -> None:
     readable, writable = os.pipe()
-    done = subprocess.run(argv("manager", "list_sandboxes"), pass_fds=(writable,), capture_output=True, text=True, timeout=WAIT_S)
+    done = subprocess.run(
+        argv("manager", "list_sandboxes"),
+        pass_fds=(writable,),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
     assert done.stdout == EMPTY
     os.close(writable)
     assert select.select([readable], [], [], WAIT_S)[0] and os.read(readable, 1) == b""
@@ -104,7 +123,9 @@ def test_descriptors_of_the_caller_are_not_held_open_by_the_gateway(alone: str) 
 
 
 def test_a_call_that_connects_while_the_gateway_leaves_is_still_answered(alone: str) -> None:
-    """The test holds the start lock, so the gateway stands between its last accept and the removal of its socket."""
+    """The test holds the start lock, so the gateway stands between its last accept and the removal of its
+    socket.
+    """
     result(run("manager", "list_sandboxes"))
     pid = pid_of(alone)
     with ThreadPoolExecutor(1) as pool:
@@ -115,7 +136,11 @@ def test_a_call_that_connects_while_the_gateway_leaves_is_still_answered(alone: 
                 assert time.monotonic() < deadline
             late = sync.connect(sync.discover())
             token = Path(paths.token_file()).read_text().strip()
-            late.sendall(protocol.encode_request("list_sandboxes", {}, request_id="late", **{protocol.GATEWAY_TOKEN_KEY: token}))
+            late.sendall(
+                protocol.encode_request(
+                    "list_sandboxes", {}, request_id="late", **{protocol.GATEWAY_TOKEN_KEY: token}
+                )
+            )
         answer = pool.submit(late.makefile("rb").readline).result(WAIT_S)
     late.close()
     assert json.loads(answer) == {"sandboxes": []}
@@ -146,7 +171,9 @@ def test_calls_that_meet_a_stopping_gateway_are_answered_by_it_or_by_the_next(al
     result(run("manager", "list_sandboxes"))
     for number in (signal.SIGTERM, signal.SIGINT):
         outcomes: list[list[tuple[int, str, str]]] = []
-        callers = threading.Thread(target=lambda into=outcomes: into.append(many(12, "manager", "list_sandboxes")))
+        callers = threading.Thread(
+            target=lambda into=outcomes: into.append(many(12, "manager", "list_sandboxes"))
+        )
         callers.start()
         os.kill(pid_of(alone), number)
         callers.join()
@@ -165,7 +192,9 @@ def test_a_stopped_gateway_leaves_no_socket_no_pid_and_an_open_lock(alone: str) 
     assert events(alone, "stopped")
 
 
-def test_an_idle_gateway_leaves_by_itself_and_the_next_call_starts_another(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_gateway_leaves_by_itself_and_the_next_call_starts_another(
+    alone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SANDBOX_GATEWAY_CONFIG_YAML", config(alone, "gateway: {idle_exit_s: 0.2}\n"))
     result(run("manager", "list_sandboxes"))
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has left already
@@ -183,7 +212,11 @@ def test_start_status_and_stop_of_the_umbrella(alone: str) -> None:
     assert started.returncode == 0 and f"pid {pid_of(alone)}" in started.stdout
     assert "a gateway already runs" in run("eos", "gateway", "start").stdout
     ignored = run("eos", "gateway", "start", "--backend", "local")
-    assert ignored.returncode == 1 and "without these options" in ignored.stderr and "eos gateway stop" in ignored.stderr
+    assert (
+        ignored.returncode == 1
+        and "without these options" in ignored.stderr
+        and "eos gateway stop" in ignored.stderr
+    )
     assert f"unix://{alone}/gateway.sock" in run("eos", "gateway", "status").stdout
     information = result(run("manager", "gateway_info"))
     assert information["pid"] == pid_of(alone) and len(information["catalog_hash"]) == 64
@@ -196,7 +229,9 @@ def test_a_start_that_fails_says_its_own_reason_with_the_file_and_the_key(alone:
     for _ in range(2):
         failed = run("eos", "gateway", "start", "--config-yaml", broken)
         assert failed.returncode == 1 and f"{broken}: gatewy: unknown field" in failed.stderr
-    serve = subprocess.run(serve_argv("--config-yaml", broken), capture_output=True, text=True, timeout=WAIT_S)
+    serve = subprocess.run(
+        serve_argv("--config-yaml", broken), capture_output=True, text=True, timeout=WAIT_S
+    )
     assert serve.returncode == 1 and f"{broken}: gatewy: unknown field" in serve.stderr
     demanded = run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": broken})
     assert (
@@ -206,10 +241,18 @@ def test_a_start_that_fails_says_its_own_reason_with_the_file_and_the_key(alone:
     )
     unread = config(alone, "runtime: {layerstack: {quota_byte: 1}}\n")
     failed = run("eos", "gateway", "start", "--config-yaml", unread)
-    assert failed.returncode == 1 and f"{unread}: runtime.layerstack.quota_byte: unknown field" in failed.stderr
+    assert (
+        failed.returncode == 1 and f"{unread}: runtime.layerstack.quota_byte: unknown field" in failed.stderr
+    )
     assert run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": unread}).stdout == EMPTY
-    for shown in (run("eos", "gateway", "status").stdout, json.dumps(result(run("manager", "gateway_info"))["warnings"])):
-        assert f"create_sandbox would fail: {unread}: runtime.layerstack.quota_byte: unknown field (line 1)" in shown
+    for shown in (
+        run("eos", "gateway", "status").stdout,
+        json.dumps(result(run("manager", "gateway_info"))["warnings"]),
+    ):
+        assert (
+            f"create_sandbox would fail: {unread}: runtime.layerstack.quota_byte: unknown field (line 1)"
+            in shown
+        )
     assert run("eos", "gateway", "stop").returncode == 0
     wrong = run("eos", "gateway", "start", "--frob")
     assert wrong.returncode == 2 and "unknown option: --frob" in wrong.stderr and "gatewy" not in wrong.stderr
@@ -225,20 +268,31 @@ def test_a_start_that_fails_says_its_own_reason_with_the_file_and_the_key(alone:
 def test_serve_runs_in_the_foreground_on_tcp_and_on_the_users_own_socket(alone: str) -> None:
     port = free_port()
     pid_file = f"{alone}/given.pid"
-    words = serve_argv("--gateway-endpoint", f"127.0.0.1:{port}", "--pid-file", pid_file, "--max-concurrent-connections", "7")
+    words = serve_argv(
+        "--gateway-endpoint", f"127.0.0.1:{port}", "--pid-file", pid_file, "--max-concurrent-connections", "7"
+    )
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         ready = json.loads(wait_for_line(process, '"ready"'))
         assert ready["endpoints"] == [f"127.0.0.1:{port}", f"unix://{alone}/gateway.sock"]
         with open(pid_file) as file:
             assert file.read() == f"{process.pid}\n"
-        assert run("manager", "--gateway-endpoint", f"tcp://127.0.0.1:{port}", "list_sandboxes").stdout == EMPTY
+        assert (
+            run("manager", "--gateway-endpoint", f"tcp://127.0.0.1:{port}", "list_sandboxes").stdout == EMPTY
+        )
         assert run("manager", "list_sandboxes").stdout == EMPTY
         wrong = run("manager", "--gateway-auth-token", "wrong", "list_sandboxes")
         assert error(wrong, 1)["kind"] == "unauthorized"
         second = subprocess.run(
-            serve_argv("--gateway-endpoint", f"127.0.0.1:{free_port()}"), capture_output=True, text=True, timeout=WAIT_S
+            serve_argv("--gateway-endpoint", f"127.0.0.1:{free_port()}"),
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
         )
-        assert second.returncode == 1 and f"pid {process.pid}" in second.stderr and "eos gateway stop" in second.stderr
+        assert (
+            second.returncode == 1
+            and f"pid {process.pid}" in second.stderr
+            and "eos gateway stop" in second.stderr
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
     assert not os.path.exists(pid_file) and not os.path.exists(f"{alone}/gateway.sock")
@@ -249,8 +303,17 @@ def test_a_taken_port_is_one_clear_error_and_leaves_nothing(alone: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(serve_argv("--gateway-endpoint", f"127.0.0.1:{port}"), capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode == 1 and f"port {port} of 127.0.0.1 is taken" in done.stderr and "--gateway-endpoint" in done.stderr
+        done = subprocess.run(
+            serve_argv("--gateway-endpoint", f"127.0.0.1:{port}"),
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+    assert (
+        done.returncode == 1
+        and f"port {port} of 127.0.0.1 is taken" in done.stderr
+        and "--gateway-endpoint" in done.stderr
+    )
     assert not os.path.exists(f"{alone}/gateway.sock") and not os.path.exists(f"{alone}/gateway.pid")
 
 
@@ -272,7 +335,10 @@ def test_bad_flags_of_serve_are_exit_status_2(alone: str, words: tuple[str, ...]
 
 def test_a_bad_configuration_names_the_key(alone: str) -> None:
     done = subprocess.run(
-        serve_argv("--config-yaml", config(alone, "manager: {docker: {nope: 1}}\n")), capture_output=True, text=True, timeout=WAIT_S
+        serve_argv("--config-yaml", config(alone, "manager: {docker: {nope: 1}}\n")),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
     )
     assert done.returncode == 1 and "manager.docker.nope: unknown field" in done.stderr
 
@@ -319,7 +385,9 @@ def test_a_file_where_the_socket_should_be_is_named_and_kept(alone: str) -> None
         assert file.read() == "mine"
 
 
-def test_a_token_of_the_environment_starts_a_gateway_with_that_token(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_the_environment_starts_a_gateway_with_that_token(
+    alone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SANDBOX_GATEWAY_AUTH_TOKEN", "of-the-environment")
     assert run("manager", "list_sandboxes").stdout == EMPTY
     monkeypatch.delenv("SANDBOX_GATEWAY_AUTH_TOKEN")

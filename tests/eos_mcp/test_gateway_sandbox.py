@@ -1,4 +1,6 @@
-"""A real sandbox without a container, through the programs and the gateway: what survives when a process in the middle is killed."""
+"""A real sandbox without a container, through the programs and the gateway: what survives when a process in
+the middle is killed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def sandbox(state_dir: str, short_dir: str, monkeypatch: pytest.MonkeyPatch) -> 
             assert run("manager", "list_sandboxes").stdout == '{"sandboxes":[]}\n'
 
 
-def test_a_call_works_after_the_gateway_or_the_agent_was_killed_and_what_was_published_is_there(sandbox: Sandbox) -> None:
+def test_a_call_works_after_the_gateway_or_the_agent_was_killed_and_what_was_published_is_there(
+    sandbox: Sandbox,
+) -> None:
     ran = sandbox.do("exec_command", "printf 'ready\\n' > status.txt; cat a.txt")
     assert (ran["status"], ran["exit_code"], ran["output"]) == ("ok", 0, "base")
     read = sandbox.do("file_read", "--path", "status.txt")
@@ -63,7 +67,9 @@ def test_a_call_works_after_the_gateway_or_the_agent_was_killed_and_what_was_pub
 
 
 def test_a_command_whose_agent_is_killed_is_answered_at_once_as_agent_gone(sandbox: Sandbox) -> None:
-    words = argv("runtime", "--sandbox-id", sandbox.id, "exec_command", "--yield-time-ms", "50000", "echo up; sleep 60")
+    words = argv(
+        "runtime", "--sandbox-id", sandbox.id, "exec_command", "--yield-time-ms", "50000", "echo up; sleep 60"
+    )
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
         while not sandbox.do("list_commands")["commands"]:
             pass
@@ -79,7 +85,11 @@ def test_a_command_whose_agent_is_killed_is_answered_at_once_as_agent_gone(sandb
 
 def test_the_activity_revision_counts_changes_that_went_through(sandbox: Sandbox) -> None:
     def revision() -> int:
-        return int(run("manager", "inspect_sandbox", "--sandbox-id", sandbox.id, "--field", "activity_revision").stdout)
+        return int(
+            run(
+                "manager", "inspect_sandbox", "--sandbox-id", sandbox.id, "--field", "activity_revision"
+            ).stdout
+        )
 
     before = revision()
     sandbox.do("file_read", "--path", "a.txt")
@@ -96,7 +106,14 @@ def test_exit_statuses_of_commands_and_refusals_can_be_passed_on(sandbox: Sandbo
     session = sandbox.do("create_workspace_session")["workspace_session_id"]
     sandbox.do("file_write", "--path", "a.txt", "--content", "mine\n", "--workspace-session-id", session)
     sandbox.do("file_write", "--path", "a.txt", "--content", "theirs\n")
-    refused = run("runtime", *runtime, "publish_workspace_session", "--workspace-session-id", session, "--fail-on-reject")
+    refused = run(
+        "runtime",
+        *runtime,
+        "publish_workspace_session",
+        "--workspace-session-id",
+        session,
+        "--fail-on-reject",
+    )
     found = error(refused, 3)
     assert found["details"]["publish_rejection"]["conflicts"][0]["path"] == "a.txt"
 
@@ -108,7 +125,9 @@ def test_a_raw_request_for_a_sandbox_that_does_not_exist_is_refused_by_name(sand
 
 def test_the_last_progress_line_comes_before_the_result(sandbox: Sandbox) -> None:
     workspace = str(result(run("manager", "inspect_sandbox", "--sandbox-id", sandbox.id))["workspace_root"])
-    made = run("manager", "--progress", "create_sandbox", "--image", "host", "--workspace-bind-root", workspace)
+    made = run(
+        "manager", "--progress", "create_sandbox", "--image", "host", "--workspace-bind-root", workspace
+    )
     record = result(made)
     try:
         said = [line.partition("] ")[2] for line in made.stderr.splitlines() if line.startswith("[progress ")]

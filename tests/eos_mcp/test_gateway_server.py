@@ -33,7 +33,9 @@ TOKEN = "correct horse"
 class Gateway:
     """A gateway in this process over a scripted manager and a scripted agent."""
 
-    def __init__(self, path: str, manager: ScriptedManager, agent: ScriptedAgent, server: GatewayServer) -> None:
+    def __init__(
+        self, path: str, manager: ScriptedManager, agent: ScriptedAgent, server: GatewayServer
+    ) -> None:
         self.path, self.manager, self.agent, self.server = path, manager, agent, server
         self.settings = GatewaySettings(GatewayEndpoint("unix", path=path), TOKEN, False)
 
@@ -61,7 +63,9 @@ async def gateway(folder: str, *, limit: int = 256, contract: bool = False) -> A
     forwarder.targets = manager.target
     listener = listen.unix(f"{folder}/g.sock")
     router = route.Router(manager, forwarder, info=route.base_info, contract_results=contract)
-    server = GatewayServer([listener], TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=limit)
+    server = GatewayServer(
+        [listener], TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=limit
+    )
     server.start()
     try:
         yield Gateway(listener.endpoint.path, manager, agent, server)
@@ -82,7 +86,13 @@ def run(folder: str, case: Callable[[Gateway], Awaitable[None]], **how: Any) -> 
 
 
 def line(op: str = "list_sandboxes", *, token: Any = TOKEN, scope: Any = None, **more: Any) -> bytes:
-    request: dict[str, Any] = {"op": op, "request_id": "r", "scope": scope or {"kind": "system"}, "args": {}, **more}
+    request: dict[str, Any] = {
+        "op": op,
+        "request_id": "r",
+        "scope": scope or {"kind": "system"},
+        "args": {},
+        **more,
+    }
     if token is not None:
         request[protocol.GATEWAY_TOKEN_KEY] = token
     return protocol.encode(request)
@@ -105,11 +115,15 @@ def test_the_token_is_checked_before_the_envelope_is_looked_at(short_dir: str) -
     async def case(one: Gateway) -> None:
         for token in (None, "wrong", "", 5, "\udcff", "é"):
             reply = await one.raw(
-                b'{"op":5%s}\n' % (b"" if token is None else b',"_sandbox_gateway_auth_token":' + json.dumps(token).encode())
+                b'{"op":5%s}\n'
+                % (b"" if token is None else b',"_sandbox_gateway_auth_token":' + json.dumps(token).encode())
             )
             assert kind(reply) == "unauthorized"
             assert TOKEN not in json.dumps(reply)
-        assert kind(await one.raw(protocol.encode({protocol.GATEWAY_TOKEN_KEY: TOKEN, "op": 5}))) == "invalid_request"
+        assert (
+            kind(await one.raw(protocol.encode({protocol.GATEWAY_TOKEN_KEY: TOKEN, "op": 5})))
+            == "invalid_request"
+        )
 
     run(short_dir, case)
 
@@ -119,7 +133,9 @@ def test_what_is_no_request_is_told_apart(short_dir: str) -> None:
         assert kind(await one.raw(b"nonsense\n")) == "bad_json"
         assert kind(await one.raw(b"[1]\n")) == "bad_json"
         for number in (b"NaN", b"1e999", b"-1e999"):  # read as what could not be passed on
-            asked = line("file_read", scope={"kind": "sandbox", "sandbox_id": "s"}, args={"n": 0}).replace(b'"n":0', b'"n":' + number)
+            asked = line("file_read", scope={"kind": "sandbox", "sandbox_id": "s"}, args={"n": 0}).replace(
+                b'"n":0', b'"n":' + number
+            )
             assert kind(await one.raw(asked)) == "bad_json"
         wrong: tuple[dict[str, Any], ...] = (
             {"scope": {"kind": "other"}},
@@ -184,8 +200,13 @@ def test_more_requests_than_admitted_are_told_so(short_dir: str, in_pieces: bool
         writer.write(asked[10:] if in_pieces else asked)
         reply = json.loads(await reader.readline())
         writer.close()
-        assert kind(reply) == "internal_error" and reply["error"]["details"]["reason"] == "gateway_at_capacity"
-        assert reply["error"]["details"]["max_concurrent_connections"] == 3 and reply["error"]["details"]["retryable"] is True
+        assert (
+            kind(reply) == "internal_error" and reply["error"]["details"]["reason"] == "gateway_at_capacity"
+        )
+        assert (
+            reply["error"]["details"]["max_concurrent_connections"] == 3
+            and reply["error"]["details"]["retryable"] is True
+        )
         release.set()
         assert await asyncio.gather(*held) == [{"sandboxes": []}] * 3
         while one.server.busy:
@@ -195,7 +216,9 @@ def test_more_requests_than_admitted_are_told_so(short_dir: str, in_pieces: bool
     run(short_dir, case, limit=3)
 
 
-def test_a_client_that_never_reads_its_answer_gives_its_place_back(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_reads_its_answer_gives_its_place_back(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gateway_server, "ANSWER_TIMEOUT_S", 0.05)
 
     async def huge(_: Request, __: asyncio.StreamWriter) -> dict[str, Any]:
@@ -208,7 +231,9 @@ def test_a_client_that_never_reads_its_answer_gives_its_place_back(short_dir: st
             with socket.socket(socket.AF_UNIX) as peer:
                 peer.setblocking(False)
                 await loop.sock_connect(peer, one.path)
-                await loop.sock_sendall(peer, line("file_read", scope={"kind": "sandbox", "sandbox_id": "s"}, **more))
+                await loop.sock_sendall(
+                    peer, line("file_read", scope={"kind": "sandbox", "sandbox_id": "s"}, **more)
+                )
                 while not one.agent.ops().count("file_read"):
                     await asyncio.sleep(0.01)
                 while one.server.busy:
@@ -223,7 +248,9 @@ def test_three_hundred_at_once_are_served_or_told_that_there_is_no_room(short_di
         silent = [await asyncio.open_unix_connection(one.path) for _ in range(240)]
         replies = await asyncio.gather(*(one.raw(line()) for _ in range(60)))
         refused = [reply["error"] for reply in replies if "error" in reply]
-        assert {(error["kind"], error["details"]["retryable"]) for error in refused} <= {("internal_error", True)}
+        assert {(error["kind"], error["details"]["retryable"]) for error in refused} <= {
+            ("internal_error", True)
+        }
         assert len(refused) < 60
         for _, writer in silent:
             writer.close()
@@ -270,7 +297,10 @@ def test_routing_follows_the_contracts_order(short_dir: str) -> None:
             assert kind(await one.raw(line(internal, scope=sandbox))) == "invalid_request"
         assert kind(await one.raw(line("list_sandboxes", scope=sandbox))) == "invalid_request"
         assert one.agent.requests == []
-        assert await one.raw(line("made_up", scope=sandbox, args={"a": 1})) == {"op": "made_up", "args": {"a": 1}}
+        assert await one.raw(line("made_up", scope=sandbox, args={"a": 1})) == {
+            "op": "made_up",
+            "args": {"a": 1},
+        }
         assert await one.raw(line("file_list", scope=sandbox)) == {"op": "file_list", "args": {}}
         assert (await one.raw(line("sandbox_daemon_ready", scope=sandbox)))["status"] == "ready"
         missing = await one.raw(line("file_read", scope={"kind": "sandbox", "sandbox_id": "t"}))
@@ -330,33 +360,58 @@ def test_the_activity_revision_grows_with_successful_changes_only(short_dir: str
 def test_one_filter_drops_what_the_contract_does_not_have(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         async def answer(_: Any, __: Any) -> dict[str, Any] | None:
-            return {"status": "ok", "exit_code": 0, "output": "", "publish": {}, "draft_id": "d", "invented": 1}
+            return {
+                "status": "ok",
+                "exit_code": 0,
+                "output": "",
+                "publish": {},
+                "draft_id": "d",
+                "invented": 1,
+            }
 
         async def records(_: Any) -> dict[str, Any]:
             return {"sandboxes": [{"id": "s", "state": "ready", "ours": 1}], "ours": 2}
 
         one.agent.behaviour, one.manager.work = answer, records
         sandbox = {"kind": "sandbox", "sandbox_id": "s"}
-        assert await one.raw(line("exec_command", scope=sandbox)) == {"status": "ok", "exit_code": 0, "output": ""}
+        assert await one.raw(line("exec_command", scope=sandbox)) == {
+            "status": "ok",
+            "exit_code": 0,
+            "output": "",
+        }
         assert await one.raw(line("list_sandboxes")) == {"sandboxes": [{"id": "s", "state": "ready"}]}
 
         async def inner(request: Any, _: Any) -> dict[str, Any] | None:
             if request.op == "publish_workspace_session":
-                return {"publish": {"no_op": False, "dropped": [{"path": "fifo"}], "notices": []}, "destroyed": True}
+                return {
+                    "publish": {"no_op": False, "dropped": [{"path": "fifo"}], "notices": []},
+                    "destroyed": True,
+                }
             return {"stack": {"layer_count": 1, "draft_count": 2}, "warnings": ["many"]}
 
         async def fleet(_: Any) -> dict[str, Any]:
-            return {"sandboxes": [{"sandbox_id": "s", "stack": {"layer_count": 1, "pin_count": 0}, "warnings": []}]}
+            return {
+                "sandboxes": [
+                    {"sandbox_id": "s", "stack": {"layer_count": 1, "pin_count": 0}, "warnings": []}
+                ]
+            }
 
         one.agent.behaviour, one.manager.work = inner, fleet
-        assert await one.raw(line("publish_workspace_session", scope=sandbox)) == {"publish": {"no_op": False}, "destroyed": True}
+        assert await one.raw(line("publish_workspace_session", scope=sandbox)) == {
+            "publish": {"no_op": False},
+            "destroyed": True,
+        }
         assert await one.raw(line("snapshot", scope=sandbox)) == {"stack": {"layer_count": 1}}
-        assert await one.raw(line("snapshot")) == {"sandboxes": [{"sandbox_id": "s", "stack": {"layer_count": 1}}]}
+        assert await one.raw(line("snapshot")) == {
+            "sandboxes": [{"sandbox_id": "s", "stack": {"layer_count": 1}}]
+        }
 
     run(short_dir, case, contract=True)
 
 
-def test_a_bug_is_an_internal_error_whose_text_stays_in_the_log(short_dir: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_an_internal_error_whose_text_stays_in_the_log(
+    short_dir: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def case(one: Gateway) -> None:
         async def broken(_: Any) -> dict[str, Any]:
             raise TypeError("inner words")
@@ -388,7 +443,9 @@ def test_a_result_of_an_agent_reaches_the_client_byte_for_byte(short_dir: str) -
     run(short_dir, case)
 
 
-def test_without_descriptors_nobody_is_accepted_and_with_them_everybody_is(short_dir: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_descriptors_nobody_is_accepted_and_with_them_everybody_is(
+    short_dir: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     import resource
 
     def said() -> bool:
@@ -468,16 +525,23 @@ def test_a_taken_port_is_named() -> None:
 
 @pytest.mark.parametrize("kind_of", ["unix", "tcp"])
 def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, kind_of: str) -> None:
-    """Half of them say nothing, half begin a request, all within the time that a request may take; who has the token is served all the while."""
+    """Half of them say nothing, half begin a request, all within the time that a request may take; who has
+    the token is served all the while.
+    """
 
     async def case() -> None:
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
         forwarder = AgentPool()
         forwarder.targets = manager.target
-        listeners = [listen.unix(f"{short_dir}/g.sock"), listen.tcp(GatewayEndpoint("tcp", host="127.0.0.1", port=0))]
+        listeners = [
+            listen.unix(f"{short_dir}/g.sock"),
+            listen.tcp(GatewayEndpoint("tcp", host="127.0.0.1", port=0)),
+        ]
         router = route.Router(manager, forwarder, info=route.base_info, contract_results=False)
-        server = GatewayServer(listeners, TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=256)
+        server = GatewayServer(
+            listeners, TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=256
+        )
         server.start()
 
         async def dial(kind_of: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -8,14 +8,25 @@ from eos_mcp import catalog
 from eos_mcp.cli import help as pages
 
 PROGRAMS = {name: f"sandbox-{name}-cli" for name in catalog.DOMAINS}
-SECTIONS = ["Family", "Description", "Effect", "Usage", "Arguments", "Result", "Examples", "Related Operations"]
+SECTIONS = [
+    "Family",
+    "Description",
+    "Effect",
+    "Usage",
+    "Arguments",
+    "Result",
+    "Examples",
+    "Related Operations",
+]
 
 
 @pytest.mark.parametrize("domain", catalog.DOMAINS)
 def test_the_catalog_page_names_every_operation_and_no_empty_family(domain: str) -> None:
     page = pages.catalog_page(domain, PROGRAMS[domain])
     lines = page.split("\n")
-    assert lines[:2] == [pages.TITLES[domain], ""] and page.endswith("OPERATION\n") and not page.endswith("\n\n")
+    assert (
+        lines[:2] == [pages.TITLES[domain], ""] and page.endswith("OPERATION\n") and not page.endswith("\n\n")
+    )
     for operation in catalog.DOMAINS[domain]:
         at = lines.index(f"  {operation.name}")
         assert lines[at + 1] == f"    {operation.summary}"
@@ -26,7 +37,9 @@ def test_the_catalog_page_names_every_operation_and_no_empty_family(domain: str)
 
 def test_the_manager_page_is_grouped_as_its_manual_is() -> None:
     page = pages.catalog_page("manager", "sandbox-manager-cli")
-    heads = [page.index(f"\n{title}\n") for title in ("Host discovery", "Sandbox lifecycle", "Layer delivery")]
+    heads = [
+        page.index(f"\n{title}\n") for title in ("Host discovery", "Sandbox lifecycle", "Layer delivery")
+    ]
     assert heads == sorted(heads) and "squash_layerstacks" in page
     assert page.endswith("Use:\n  sandbox-manager-cli OPERATION\n")
 
@@ -45,7 +58,9 @@ def test_an_operations_page_has_every_section_in_order(operation: catalog.Operat
     assert found == sorted(found)
     assert lines[lines.index("Effect") + 1] == ("  read-only" if operation.read_only else "  changes state")
     for argument in operation.arguments:
-        assert f"  {argument.label} {argument.kind} {'required' if argument.required else 'optional'}" in lines
+        assert (
+            f"  {argument.label} {argument.kind} {'required' if argument.required else 'optional'}" in lines
+        )
     if not operation.arguments:
         assert lines[lines.index("Arguments") + 1] == "  None"
     assert page.endswith("\n") and not page.endswith("\n\n")

@@ -1,4 +1,6 @@
-"""Names that steer a terminal or a shell: what the command-line programs print, and what hints say to be typed."""
+"""Names that steer a terminal or a shell: what the command-line programs print, and what hints say to be
+typed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def steers(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("pretty", [False, True])
-def test_a_result_is_the_same_json_and_steers_no_terminal(capfdbinary: pytest.CaptureFixture[bytes], pretty: bool) -> None:
+def test_a_result_is_the_same_json_and_steers_no_terminal(
+    capfdbinary: pytest.CaptureFixture[bytes], pretty: bool
+) -> None:
     output.result({"path": STEERING, "plain": "größe 日本 👍"}, pretty=pretty, field=None)
     shown = capfdbinary.readouterr().out.decode()
     assert json.loads(shown) == {"path": STEERING, "plain": "größe 日本 👍"} and "größe 日本 👍" in shown
@@ -38,14 +42,23 @@ def test_an_error_and_progress_steer_no_terminal(capfdbinary: pytest.CaptureFixt
     output.progress_printer(0.0)(f"warning: {STEERING}\nand a line of its own")
     envelope, progress = capfdbinary.readouterr().err.decode().splitlines()
     assert json.loads(envelope)["error"]["details"]["path"] == STEERING
-    assert steers(envelope + progress) == [] and "\\x1b[2J" in progress and progress.endswith("\\nand a line of its own")
+    assert (
+        steers(envelope + progress) == []
+        and "\\x1b[2J" in progress
+        and progress.endswith("\\nand a line of its own")
+    )
 
 
 def test_what_other_users_named_does_not_steer_the_terminal_of_who_asks_the_doctor(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        doctor, "CHECKS", tuple(lambda n=n: doctor.Finding(n, True, f"{STEERING}\nmore") for n in ("docker", "local", "state", "cache"))
+        doctor,
+        "CHECKS",
+        tuple(
+            lambda n=n: doctor.Finding(n, True, f"{STEERING}\nmore")
+            for n in ("docker", "local", "state", "cache")
+        ),
     )
     doctor.main([])
     shown = capfdbinary.readouterr().out.decode()

@@ -1,4 +1,6 @@
-"""What would run by itself on the person's machine is refused, everyday work is only named, and what is there already is neither."""
+"""What would run by itself on the person's machine is refused, everyday work is only named, and what is there
+already is neither.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,17 @@ from layerstack.export import pax
 from tests.eos_mcp.test_export_apply import run
 from tests.export_streams import directory, file, gone, hard_link, made_by_digests, symlink
 
-PLAIN = b'[core]\n\trepositoryformatversion = 0\n\tbare = false\n[user]\n\tname = a\n[remote "origin"]\n\turl = https://x.org/y.git\n'
+PLAIN = (
+    b"[core]\n\trepositoryformatversion = 0\n\tbare = false\n[user]\n\tname = a\n[remote "
+    b'"origin"]\n\turl = https://x.org/y.git\n'
+)
 RULES_OF_A_PERSON = ExportRules("auto", "fail", False)
 
 
 def export(dest: Path, *entries: tuple[pax.Header, bytes], **rules: object) -> tuple[list[str], list[str]]:
-    """Paths that are named, and those that the export is refused for; a dry run says the same, and nothing is then written."""
+    """Paths that are named, and those that the export is refused for; a dry run says the same, and nothing is
+    then written.
+    """
     seen: dict[bytes, tuple[pax.Header, bytes]] = {}
     for header, data in entries:
         above = header.path
@@ -37,7 +44,10 @@ def export(dest: Path, *entries: tuple[pax.Header, bytes], **rules: object) -> t
     if unsafe and not chosen.allow_unsafe:
         with pytest.raises(OperationError) as caught:
             run(stream, dest, rules=chosen)
-        assert caught.value.details["reason"] == "unsafe_content" and caught.value.details["unsafe"] == foretold["unsafe"]
+        assert (
+            caught.value.details["reason"] == "unsafe_content"
+            and caught.value.details["unsafe"] == foretold["unsafe"]
+        )
         assert (os.listdir(dest) if dest.exists() else None) == before
     else:
         run(stream, dest, rules=chosen)
@@ -95,7 +105,9 @@ EVERYDAY = (
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda e: os.fsdecode(e[0].path))
-def test_what_would_run_by_itself_is_refused_unless_that_is_allowed(tmp_path: Path, entry: tuple[pax.Header, bytes]) -> None:
+def test_what_would_run_by_itself_is_refused_unless_that_is_allowed(
+    tmp_path: Path, entry: tuple[pax.Header, bytes]
+) -> None:
     path = os.fsdecode(entry[0].path)
     assert export(tmp_path / "d", entry)[1] == [path]
     assert export(tmp_path / "d", entry, allow_unsafe=True)[1] == [path]
@@ -110,9 +122,18 @@ def test_everyday_work_is_named_and_written(tmp_path: Path, entry: tuple[pax.Hea
 
 
 @pytest.mark.parametrize(
-    "place", ["a linked worktree", "a submodule", "the person's own setting", "an included file", "a part of a repository"]
+    "place",
+    [
+        "a linked worktree",
+        "a submodule",
+        "the person's own setting",
+        "an included file",
+        "a part of a repository",
+    ],
 )
-def test_hooks_are_refused_wherever_git_says_that_it_runs_them_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_hooks_are_refused_wherever_git_says_that_it_runs_them_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     dest = top = tmp_path / "d"
@@ -146,42 +167,72 @@ def test_hooks_are_refused_wherever_git_says_that_it_runs_them_from(tmp_path: Pa
     else:
         dest = top / "part"
         git(top, "config", "core.hooksPath", "part/tools")
-    assert export(dest, file(b"tools/pre-commit", b"", 0o755), file(b"x")) == (["tools/pre-commit"], ["tools/pre-commit"])
+    assert export(dest, file(b"tools/pre-commit", b"", 0o755), file(b"x")) == (
+        ["tools/pre-commit"],
+        ["tools/pre-commit"],
+    )
     assert export(dest, file(b"tools.txt"), file(b"part/tools/x")) == ([], [])
 
 
-def test_what_runs_because_of_the_place_is_refused_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook where core.hooksPath points, a start-up file in a home directory, a .pth in an environment that is in use, a bare repository."""
+def test_what_runs_because_of_the_place_is_refused_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook where core.hooksPath points, a start-up file in a home directory, a .pth in an environment that
+    is in use, a bare repository.
+    """
     dest = tmp_path / "d"
     (dest / ".git").mkdir(parents=True)
     (dest / ".git/config").write_text("[core]\n\thooksPath = .husky/_\n")
     (dest / ".venv/site-packages").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(dest / "home"))
     assert export(dest, file(b".husky/pre-commit"))[1] == [".husky/pre-commit"]
-    assert export(dest, file(b"home/.bashrc"), file(b"home/.ssh/authorized_keys"), file(b"home/p/.bashrc"))[1] == [
+    assert export(dest, file(b"home/.bashrc"), file(b"home/.ssh/authorized_keys"), file(b"home/p/.bashrc"))[
+        1
+    ] == [
         "home/.bashrc",
         "home/.ssh/authorized_keys",
     ]
-    lines = {b"import x": True, b"\xef\xbb\xbfimport\tx": True, b"../src\n": False, b"a\rimport x": True, b"# import x": False}
+    lines = {
+        b"import x": True,
+        b"\xef\xbb\xbfimport\tx": True,
+        b"../src\n": False,
+        b"a\rimport x": True,
+        b"# import x": False,
+    }
     for line, runs in lines.items():
-        assert export(dest, file(b".venv/site-packages/p.pth", line))[1] == [".venv/site-packages/p.pth"] * runs, line
+        assert (
+            export(dest, file(b".venv/site-packages/p.pth", line))[1] == [".venv/site-packages/p.pth"] * runs
+        ), line
         (dest / ".venv/site-packages/p.pth").unlink(missing_ok=True)
-    bare = (file(b"odd/HEAD", b"ref: refs/heads/main\n"), file(b"odd/config", b"[core]\nfsmonitor = x\n"), file(b"odd/hooks/post-update"))
+    bare = (
+        file(b"odd/HEAD", b"ref: refs/heads/main\n"),
+        file(b"odd/config", b"[core]\nfsmonitor = x\n"),
+        file(b"odd/hooks/post-update"),
+    )
     assert export(dest, *bare)[1] == ["odd/config", "odd/hooks/post-update"]
 
 
-def test_a_planted_byte_code_file_does_not_come_where_there_is_something_and_all_comes_into_nothing(tmp_path: Path) -> None:
+def test_a_planted_byte_code_file_does_not_come_where_there_is_something_and_all_comes_into_nothing(
+    tmp_path: Path,
+) -> None:
     dest = tmp_path / "d"
     dest.mkdir()
     (dest / "app.py").write_text("print(1)\n")
-    planted = (file(b"__pycache__/app.cpython-311.pyc", b"evil"), symlink(b"pkg/__pycache__", b"../elsewhere"))
-    result = run(made_by_digests(directory(b"__pycache__"), planted[0], directory(b"pkg"), planted[1]), dest, rules=RULES_OF_A_PERSON)
+    planted = (
+        file(b"__pycache__/app.cpython-311.pyc", b"evil"),
+        symlink(b"pkg/__pycache__", b"../elsewhere"),
+    )
+    result = run(
+        made_by_digests(directory(b"__pycache__"), planted[0], directory(b"pkg"), planted[1]),
+        dest,
+        rules=RULES_OF_A_PERSON,
+    )
     assert sorted(os.listdir(dest)) == ["app.py", "pkg"] and not os.listdir(dest / "pkg")
     assert result["left_out"]["count"] == 3 and result["left_out"]["paths"][0] == "__pycache__"
 
 
 def test_byte_code_runs_by_itself_where_its_source_is_gone(tmp_path: Path) -> None:
-    """N12: Python takes `app.pyc` where there is no `app.py` beside it, also when the session deleted that."""
+    """N12: Python takes `app.pyc` where there is no `app.py` beside it, also when the session deleted that."""  # noqa: E501
     dest = tmp_path / "d"
     dest.mkdir()
     (dest / "app.py").write_text("print(1)\n")
@@ -208,14 +259,24 @@ def test_what_would_run_by_itself_can_be_left_out_and_is_named(tmp_path: Path) -
         result = run(made_by_digests(*delta), dest, rules=rules, dry_run=dry_run)
         assert result["left_out"]["paths"] == [".envrc", ".git/config", ".git/hooks/pre-commit", ".vscode"]
         assert result["left_out"]["why"] == [{"count": 4, "why": UNSAFE}] and not result.get("unsafe")
-    assert sorted(path.name for path in dest.rglob("*") if not path.is_dir()) == ["a", "z"] and (dest / "z").read_bytes() == b"evil"
+    assert (
+        sorted(path.name for path in dest.rglob("*") if not path.is_dir()) == ["a", "z"]
+        and (dest / "z").read_bytes() == b"evil"
+    )
     (dest / ".envrc").write_text("mine")
-    assert run(made_by_digests(*delta), dest, rules=rules)["left_out"]["count"] >= 1 and (dest / ".envrc").read_text() == "mine"
+    assert (
+        run(made_by_digests(*delta), dest, rules=rules)["left_out"]["count"] >= 1
+        and (dest / ".envrc").read_text() == "mine"
+    )
 
 
 def test_the_classes_are_counted_however_many_files_there_are(tmp_path: Path) -> None:
     programs = [file(b"bin/%03d" % n, b"#!/bin/sh\n", 0o755) for n in range(30)]
-    result = run(made_by_digests(directory(b"bin"), *programs, file(b"su", b"", 0o4755)), tmp_path / "d", keep_setuid=True)
+    result = run(
+        made_by_digests(directory(b"bin"), *programs, file(b"su", b"", 0o4755)),
+        tmp_path / "d",
+        keep_setuid=True,
+    )
     assert result["hygiene_classes"] == {"program": 30, "setuid": 1}
     assert len(result["hygiene"]) == 26 and result["hygiene_count"] == 31
 
@@ -236,8 +297,15 @@ def test_a_git_configuration_is_plain_only_when_all_of_it_is_understood() -> Non
         b"[alias]\nst = !x",
     ):
         assert not plain_git_config(text), text
-    assert gitdir_is_plain(b"gitdir: ../.git/modules/s\n") and not gitdir_is_plain(b"gitdir: /x/.git") and not gitdir_is_plain(b"gitdir: e")
-    assert hooks_path(b'[core]\n\tHooksPath = ".husky"\n') == b".husky" and hooks_path(b"[x]\nhookspath = y") == b""
+    assert (
+        gitdir_is_plain(b"gitdir: ../.git/modules/s\n")
+        and not gitdir_is_plain(b"gitdir: /x/.git")
+        and not gitdir_is_plain(b"gitdir: e")
+    )
+    assert (
+        hooks_path(b'[core]\n\tHooksPath = ".husky"\n') == b".husky"
+        and hooks_path(b"[x]\nhookspath = y") == b""
+    )
 
 
 def test_the_page_shows_each_rule() -> None:

@@ -1,4 +1,6 @@
-"""What may be the name of an image, and which directory can be a root: found before anything is copied, told as the caller's mistake."""
+"""What may be the name of an image, and which directory can be a root: found before anything is copied, told
+as the caller's mistake.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.providers import image_name
 
 
-@pytest.mark.parametrize("image", ["a\nb", "../containers/x", "a/../b", "a//b", "/a", "a?x=1", "-a", "no name", "xé", "a" * 600, "a\0b"])
+@pytest.mark.parametrize(
+    "image",
+    ["a\nb", "../containers/x", "a/../b", "a//b", "/a", "a?x=1", "-a", "no name", "xé", "a" * 600, "a\0b"],
+)
 def test_what_would_be_another_path_of_the_engines_api_is_refused_as_no_reference(image: str) -> None:
     with pytest.raises(OperationError) as caught:
         image_name.check_reference(image)
@@ -25,7 +30,15 @@ def test_what_would_be_another_path_of_the_engines_api_is_refused_as_no_referenc
 
 
 @pytest.mark.parametrize(
-    "image", ["ubuntu", "ubuntu:24.04", "localhost:5000/a/b_c-d:X", "[::1]:5000/a", "a@sha256:" + "0" * 64, "sha256:0c5b"]
+    "image",
+    [
+        "ubuntu",
+        "ubuntu:24.04",
+        "localhost:5000/a/b_c-d:X",
+        "[::1]:5000/a",
+        "a@sha256:" + "0" * 64,
+        "sha256:0c5b",
+    ],
 )
 def test_every_form_that_an_engine_takes_passes(image: str) -> None:
     image_name.check_reference(image)
@@ -59,8 +72,12 @@ def not_executable(root: Path) -> None:
     (root / "usr/bin/dash").chmod(0o644)
 
 
-@pytest.mark.parametrize(("made", "there"), [(linked, True), (only_outside, False), (in_a_circle, False), (not_executable, False)])
-def test_a_shell_counts_where_a_command_would_find_it(tmp_path: Path, made: Callable[[Path], None], there: bool) -> None:
+@pytest.mark.parametrize(
+    ("made", "there"), [(linked, True), (only_outside, False), (in_a_circle, False), (not_executable, False)]
+)
+def test_a_shell_counts_where_a_command_would_find_it(
+    tmp_path: Path, made: Callable[[Path], None], there: bool
+) -> None:
     made(tmp_path)
     assert image_name.has_shell(str(tmp_path)) is there
 

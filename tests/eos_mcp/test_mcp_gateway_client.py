@@ -1,4 +1,6 @@
-"""The asynchronous gateway client against a real socket that answers one line, progress frames, garbage, or nothing."""
+"""The asynchronous gateway client against a real socket that answers one line, progress frames, garbage, or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -146,8 +148,12 @@ def test_an_unusable_answer_is_an_error_that_says_so(short_dir: str, answer: Ans
     assert error.value.kind == kind
 
 
-@pytest.mark.parametrize(("op", "again"), [("file_read", True), ("exec_command", False), ("destroy_sandbox", False)])
-def test_of_a_call_whose_gateway_went_away_only_a_read_is_called_safe_to_repeat(op: str, again: bool, short_dir: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "again"), [("file_read", True), ("exec_command", False), ("destroy_sandbox", False)]
+)
+def test_of_a_call_whose_gateway_went_away_only_a_read_is_called_safe_to_repeat(
+    op: str, again: bool, short_dir: str
+) -> None:
     with pytest.raises(OperationError) as error:
         ask(short_dir, says(), op=op)
     assert (error.value.kind, error.value.details["reason"]) == ("connection_error", "connection_lost")
@@ -187,7 +193,9 @@ def test_an_early_refusal_of_a_long_request_is_still_read(short_dir: str) -> Non
 
         async with listening(path, serve):
             client = GatewayClient(endpoint=path, token=TOKEN)
-            return await client.request("x", {"text": "y" * (8 << 20)}, sandbox_id=None, request_id="r", timeout_s=60)
+            return await client.request(
+                "x", {"text": "y" * (8 << 20)}, sandbox_id=None, request_id="r", timeout_s=60
+            )
 
     assert anyio.run(go)["error"]["kind"] == "unauthorized"
 
@@ -205,14 +213,18 @@ def test_nobody_at_a_tcp_address_is_a_connection_error_that_names_it() -> None:
 
 def test_an_endpoint_that_makes_no_sense_is_a_config_error_of_the_call_not_of_the_start() -> None:
     async def go() -> None:
-        await GatewayClient(endpoint="nonsense").request("list_sandboxes", {}, sandbox_id=None, request_id="r", timeout_s=60)
+        await GatewayClient(endpoint="nonsense").request(
+            "list_sandboxes", {}, sandbox_id=None, request_id="r", timeout_s=60
+        )
 
     with pytest.raises(OperationError) as error:
         anyio.run(go)
     assert error.value.kind == "config_error"
 
 
-def test_a_new_token_in_the_file_is_read_after_a_refusal(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_token_in_the_file_is_read_after_a_refusal(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = os.path.join(short_dir, "token")
     monkeypatch.setenv("SANDBOX_GATEWAY_TOKEN_FILE", token)
     valid = "new"
@@ -266,7 +278,9 @@ def test_a_cancelled_request_closes_its_connection(short_dir: str) -> None:
 
 
 def test_a_gateway_whose_backlog_is_full_is_waited_for(short_dir: str) -> None:
-    """A non-blocking connect answers EAGAIN then; asyncio's sock_connect takes the socket for connected, and the first send fails."""
+    """A non-blocking connect answers EAGAIN then; asyncio's sock_connect takes the socket for connected, and
+    the first send fails.
+    """
     path = os.path.join(short_dir, "g.sock")
 
     def serve_one(listener: socket.socket) -> None:
@@ -288,7 +302,9 @@ def test_a_gateway_whose_backlog_is_full_is_waited_for(short_dir: str) -> None:
                     peer.connect(path)
             client = GatewayClient(endpoint=f"unix://{path}", token=TOKEN)
             async with asyncio.TaskGroup() as tasks:
-                asked = tasks.create_task(client.request("file_read", {}, sandbox_id="s", request_id="r", timeout_s=30))
+                asked = tasks.create_task(
+                    client.request("file_read", {}, sandbox_id="s", request_id="r", timeout_s=30)
+                )
                 await asyncio.sleep(0)  # it runs up to where it waits
                 waiting.close()
                 await asyncio.to_thread(serve_one, listener)

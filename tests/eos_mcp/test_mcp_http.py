@@ -1,4 +1,6 @@
-"""Streamable HTTP and SSE on real uvicorn processes: the guard, both eras, the body limit, cancellation, the end."""
+"""Streamable HTTP and SSE on real uvicorn processes: the guard, both eras, the body limit, cancellation, the
+end.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def start(transport: str, folder: Path, host: str = "127.0.0.1") -> Served:
     token = folder / "token"
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
-    wire = Wire([sys.executable, FIXTURE, transport, "-"], env={"FIXTURE_TOKEN_FILE": str(token), "FIXTURE_HOST": host})
+    wire = Wire(
+        [sys.executable, FIXTURE, transport, "-"],
+        env={"FIXTURE_TOKEN_FILE": str(token), "FIXTURE_HOST": host},
+    )
     wire.says("listening on ")
     line = next(line for line in wire.stderr if "listening on " in line)
     found = re.search(r"(http://.*:(\d+)/\w+)", line)
@@ -72,11 +77,18 @@ def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
 
 
 def post(
-    served: Served, message: Mapping[str, Any] | bytes, headers: Mapping[str, str | None] | None = None, path: str = "/mcp"
+    served: Served,
+    message: Mapping[str, Any] | bytes,
+    headers: Mapping[str, str | None] | None = None,
+    path: str = "/mcp",
 ) -> tuple[int, bytes]:
     """Status and body of one POST with good headers, changed by `headers` (None leaves one out)."""
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
-    good: dict[str, str | None] = {"Host": f"127.0.0.1:{served.port}", "Authorization": f"Bearer {TOKEN}", "Accept": ACCEPT}
+    good: dict[str, str | None] = {
+        "Host": f"127.0.0.1:{served.port}",
+        "Authorization": f"Bearer {TOKEN}",
+        "Accept": ACCEPT,
+    }
     sent = {**good, "Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     connection.putrequest("POST", path, skip_host=True, skip_accept_encoding=True)
@@ -114,8 +126,12 @@ REFUSED: dict[str, tuple[dict[str, str | None], int]] = {
 
 
 @pytest.mark.parametrize(("headers", "status"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_request_with_a_bad_token_host_or_origin_is_refused(streamable: Served, headers: dict[str, str | None], status: int) -> None:
-    changed = {name: value and value.replace("{port}", str(streamable.port)) for name, value in headers.items()}
+def test_a_request_with_a_bad_token_host_or_origin_is_refused(
+    streamable: Served, headers: dict[str, str | None], status: int
+) -> None:
+    changed = {
+        name: value and value.replace("{port}", str(streamable.port)) for name, value in headers.items()
+    }
     found, body = post(streamable, discover(1), {**MODERN, **changed})
     assert found == status
     assert TOKEN.encode() not in body
@@ -134,7 +150,9 @@ def test_a_request_with_a_bad_token_host_or_origin_is_refused(streamable: Served
         {"Authorization": f"bearer  {TOKEN}"},
     ],
 )
-def test_a_request_from_this_machine_with_the_token_passes(streamable: Served, headers: dict[str, str | None]) -> None:
+def test_a_request_from_this_machine_with_the_token_passes(
+    streamable: Served, headers: dict[str, str | None]
+) -> None:
     status, body = post(streamable, discover(1), {**MODERN, **headers})
     assert status == 200
     assert json.loads(body)["result"]["supportedVersions"] == ["2026-07-28"]
@@ -152,7 +170,9 @@ def test_a_request_from_this_machine_with_the_token_passes(streamable: Served, h
         ({"Host": "localhost"}, 200),
     ],
 )
-def test_host_and_origin_are_checked_on_every_address_too(everywhere: Served, headers: dict[str, str | None], status: int) -> None:
+def test_host_and_origin_are_checked_on_every_address_too(
+    everywhere: Served, headers: dict[str, str | None], status: int
+) -> None:
     assert post(everywhere, discover(1), {**MODERN, **headers})[0] == status
 
 
@@ -177,7 +197,9 @@ async def connect(served: Served) -> AsyncGenerator[Any]:
 
 @pytest.mark.parametrize("transport", ["streamable", "sse"])
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28", "auto"])
-def test_tools_are_listed_and_called_in_both_eras(transport: str, mode: ConnectMode, request: pytest.FixtureRequest) -> None:
+def test_tools_are_listed_and_called_in_both_eras(
+    transport: str, mode: ConnectMode, request: pytest.FixtureRequest
+) -> None:
     served: Served = request.getfixturevalue(transport)
 
     async def go() -> None:
@@ -194,7 +216,11 @@ def test_tools_are_listed_and_called_in_both_eras(transport: str, mode: ConnectM
 
 
 def modern_call(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | None]]:
-    return call(1, name, arguments, modern=True), {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": name}
+    return call(1, name, arguments, modern=True), {
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": "tools/call",
+        "Mcp-Name": name,
+    }
 
 
 def test_a_body_up_to_the_limit_passes_and_a_longer_one_is_413(streamable: Served, sse: Served) -> None:
@@ -216,13 +242,13 @@ NO_MESSAGES = {
     "no UTF-8": b"\xff\xfe{}",
     "a lone surrogate": b'{"jsonrpc":"2.0","id":"\\ud800","method":"tools/list"}',
     "deep": b"[" * 100_000,
-    "deep inside": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":{"text":'
+    "deep inside": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":{"text":'  # noqa: E501
     + b"[" * 5000
     + b"]" * 5000
     + b"}}}",
     "NaN as an id": b'{"jsonrpc":"2.0","id":NaN,"method":"tools/list"}',
     "a long number": b'{"jsonrpc":"2.0","id":' + b"9" * 100_000 + b',"method":"tools/list"}',
-    "a number beyond a float": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":{"text":1e400}}}',
+    "a number beyond a float": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":{"text":1e400}}}',  # noqa: E501
     "an object as an id": b'{"jsonrpc":"2.0","id":{},"method":"tools/list"}',
     "a list": b"[]",
     "a number": b"7",
@@ -230,16 +256,22 @@ NO_MESSAGES = {
     "no method": b'{"jsonrpc":"2.0","id":1}',
     "a method that is no text": b'{"jsonrpc":"2.0","id":1,"method":7}',
     "params that are a list": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[1]}',
-    "arguments that are text": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":"x"}}',
+    (
+        "arguments that are text"
+    ): b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":"x"}}',
     "no name": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}',
 }
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "fast"}], ids=["older", "modern"]
+    "headers",
+    [{}, {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "fast"}],
+    ids=["older", "modern"],
 )
 @pytest.mark.parametrize("name", NO_MESSAGES)
-def test_what_is_no_message_is_the_senders_mistake(streamable: Served, name: str, headers: dict[str, str | None]) -> None:
+def test_what_is_no_message_is_the_senders_mistake(
+    streamable: Served, name: str, headers: dict[str, str | None]
+) -> None:
     status, body = post(streamable, NO_MESSAGES[name], headers)
     assert status < 500 and b"Traceback" not in body, (status, body[:300])
     message, good = modern_call("fast", {"text": "still there"})
@@ -250,7 +282,8 @@ def hang_up(served: Served, message: dict[str, Any], headers: Mapping[str, str |
     """POST a call and close the connection once the tool has begun."""
     body = json.dumps(message).encode()
     lines = [
-        f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nAccept: {ACCEPT}\r\nContent-Type: application/json"
+        f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nAccept: "
+        f"{ACCEPT}\r\nContent-Type: application/json"
     ]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
@@ -270,7 +303,12 @@ def test_a_client_of_the_older_era_that_disconnects_does_not(streamable: Served)
     response = connection.getresponse()
     session = {"Mcp-Session-Id": response.headers["Mcp-Session-Id"], "MCP-Protocol-Version": "2025-11-25"}
     response.read()
-    connection.request("POST", "/mcp", json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}), {**good, **session})
+    connection.request(
+        "POST",
+        "/mcp",
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        {**good, **session},
+    )
     assert connection.getresponse().status == 202
     connection.close()
     hang_up(streamable, call(1, "slow", {"seconds": 1.25}), session, "BEGUN 1.25")
@@ -282,18 +320,26 @@ def test_a_session_id_of_another_process_is_not_found(streamable: Served) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_server_with_an_open_stream_and_a_busy_thread(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_a_server_with_an_open_stream_and_a_busy_thread(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     served = start("sse", tmp_path)
     with served.wire as wire:
         with socket.create_connection(("127.0.0.1", served.port)) as stream:
-            stream.sendall(f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+            stream.sendall(
+                f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
             seen = b""
             while b"session_id=" not in seen or not seen.rpartition(b"session_id=")[2].strip():
                 seen += stream.recv(4096)
             session = re.search(rb"session_id=([0-9a-f]{32})", seen)
             assert session is not None
             path = f"/messages/?session_id={session.group(1).decode()}"
-            for message in (initialize(), {"jsonrpc": "2.0", "method": "notifications/initialized"}, call(1, "block")):
+            for message in (
+                initialize(),
+                {"jsonrpc": "2.0", "method": "notifications/initialized"},
+                call(1, "block"),
+            ):
                 assert post(served, message, path=path)[0] == 202
             wire.says("BEGUN")
             wire.process.send_signal(number)
@@ -337,7 +383,9 @@ def test_a_further_name_is_served_when_the_command_line_allows_it(tmp_path: Path
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o600)
-    with program("--transport", "http", "--port", "0", "--token-file", str(path), "--allow-host", "Box.Example") as wire:
+    with program(
+        "--transport", "http", "--port", "0", "--token-file", str(path), "--allow-host", "Box.Example"
+    ) as wire:
         wire.says("listening on ")
         port = int(re.findall(r":(\d+)/mcp", " ".join(wire.stderr))[0])
         served = Served(wire, "", port)
@@ -357,7 +405,9 @@ def test_six_hundred_half_open_heads_keep_nobody_out(streamable: Served, sse: Se
             assert post(served, discover(), MODERN)[0] == 200
             return
         with socket.create_connection(("127.0.0.1", served.port), 60) as events:
-            events.sendall(f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+            events.sendall(
+                f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
             assert events.recv(4096).startswith(b"HTTP/1.1 200 ")
 
     try:
@@ -384,8 +434,13 @@ def test_six_hundred_half_open_heads_keep_nobody_out(streamable: Served, sse: Se
 
 
 def test_a_connection_that_has_shown_the_token_outlives_the_time_for_heads(sse: Served) -> None:
-    with socket.create_connection(("127.0.0.1", sse.port), 60) as events, socket.create_connection(("127.0.0.1", sse.port), 60) as silent:
-        events.sendall(f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    with (
+        socket.create_connection(("127.0.0.1", sse.port), 60) as events,
+        socket.create_connection(("127.0.0.1", sse.port), 60) as silent,
+    ):
+        events.sendall(
+            f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+        )
         assert events.recv(4096).startswith(b"HTTP/1.1 200 ")
         silent.settimeout(60)
         try:

@@ -47,7 +47,10 @@ def ask_table(options: ServerOptions, message: dict[str, Any]) -> dict[str, Any]
 
 def with_client(capabilities: dict[str, Any], **info: str) -> dict[str, Any]:
     message = initialize(1)
-    message["params"] |= {"capabilities": capabilities, "clientInfo": {"name": "client", "version": "1", **info}}
+    message["params"] |= {
+        "capabilities": capabilities,
+        "clientInfo": {"name": "client", "version": "1", **info},
+    }
     return message
 
 
@@ -78,7 +81,9 @@ def test_the_table_answers_initialize_and_discover_as_the_sdk_does(program: str,
 
 @pytest.mark.parametrize("version", [*sdk.KNOWN_PROTOCOL_VERSIONS, "1999-01-01", ""])
 def test_the_table_answers_every_version_as_the_sdk_does(version: str) -> None:
-    assert ask_table(ServerOptions(), initialize("x", version)) == ask_sdk(ServerOptions(), initialize("x", version))
+    assert ask_table(ServerOptions(), initialize("x", version)) == ask_sdk(
+        ServerOptions(), initialize("x", version)
+    )
 
 
 @pytest.mark.parametrize("message", CLIENTS.values(), ids=CLIENTS.keys())
@@ -102,8 +107,12 @@ REFUSED = {
     "capabilities that are a list": changed(initialize(1), capabilities=[]),
     "roots with text": changed(initialize(1), capabilities={"roots": {"listChanged": "perhaps"}}),
     "sampling that is true": changed(initialize(1), capabilities={"sampling": True}),
-    "an unknown envelope version": changed(discover(1), _meta={**META, "io.modelcontextprotocol/protocolVersion": "2999-01-01"}),
-    "an envelope without capabilities": changed(discover(1), _meta={k: v for k, v in META.items() if not k.endswith("Capabilities")}),
+    "an unknown envelope version": changed(
+        discover(1), _meta={**META, "io.modelcontextprotocol/protocolVersion": "2999-01-01"}
+    ),
+    "an envelope without capabilities": changed(
+        discover(1), _meta={k: v for k, v in META.items() if not k.endswith("Capabilities")}
+    ),
 }
 
 
@@ -114,25 +123,37 @@ def test_what_the_sdk_refuses_is_left_to_it(message: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"[]", b"{", b'{"method":"initialize"}', b'{"jsonrpc":"2.0","id":true,"method":"initialize","params":{}}']
+    "line",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"method":"initialize"}',
+        b'{"jsonrpc":"2.0","id":true,"method":"initialize","params":{}}',
+    ],
 )
 def test_other_lines_get_no_answer_from_the_table(line: bytes) -> None:
     assert handshake.answer(line, identity(ServerOptions())) is None
 
 
-def test_what_stands_between_the_start_and_the_first_answer_imports_only_a_little_of_the_standard_library() -> None:
+def test_what_stands_between_the_start_and_the_first_answer_imports_only_a_little_of_the_standard_library() -> (  # noqa: E501
+    None
+):
     program = (
-        "import sys; before = set(sys.modules); import eos_mcp.__main__, eos_mcp.mcp.stdio, eos_mcp.mcp.server_identity\n"
+        "import sys; before = set(sys.modules); import eos_mcp.__main__, eos_mcp.mcp.stdio, "
+        "eos_mcp.mcp.server_identity\n"
         "print(' '.join(sorted(set(sys.modules) - before)))"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {root()!r})\n{program}"], capture_output=True, text=True
+        [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {root()!r})\n{program}"],
+        capture_output=True,
+        text=True,
     )
     added = set(done.stdout.split())
     assert done.returncode == 0, done.stderr
     top = {name.partition(".")[0] for name in added if not name.startswith("_")}
     light = {
-        "collections", "contextlib", "copyreg", "enum", "eos_mcp", "functools", "genericpath", "os", "posixpath", "stat", "heapq", "importlib", "itertools", "json", "keyword", "operator", "queue", "re",
+        "collections", "contextlib", "copyreg", "enum", "eos_mcp", "functools", "genericpath", "os", "posixpath", "stat", "heapq", "importlib", "itertools", "json", "keyword", "operator", "queue", "re",  # noqa: E501
         "reprlib", "signal", "threading", "types", "typing", "warnings", "weakref",
     }  # fmt: skip
     assert top <= light, f"the entry grew by {sorted(top - light)}"
@@ -144,8 +165,18 @@ def root() -> str:
 
 @pytest.mark.parametrize("tool_set", SETS)
 def test_the_instructions_are_short_and_name_only_tools_of_their_set(tool_set: str) -> None:
-    words = set(INSTRUCTIONS[tool_set].replace("(", " ").replace(",", " ").replace(";", " ").replace(".", " ").replace(":", " ").split())
+    words = set(
+        INSTRUCTIONS[tool_set]
+        .replace("(", " ")
+        .replace(",", " ")
+        .replace(";", " ")
+        .replace(".", " ")
+        .replace(":", " ")
+        .split()
+    )
     named = {operation.name for operation in ALL} & words - {"snapshot"}
-    offered = {operation.name for operation in schema.operations(ServerOptions(program=SANDBOX, tool_set=tool_set))}
+    offered = {
+        operation.name for operation in schema.operations(ServerOptions(program=SANDBOX, tool_set=tool_set))
+    }
     assert named <= offered
     assert len(INSTRUCTIONS[tool_set]) <= 1000

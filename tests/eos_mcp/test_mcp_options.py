@@ -1,4 +1,6 @@
-"""The command lines of eos-mcp and sandbox-mcp as processes: what is demanded, what is refused, on which stream, with which exit code."""
+"""The command lines of eos-mcp and sandbox-mcp as processes: what is demanded, what is refused, on which
+stream, with which exit code.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ ENTRY = {EOS: "main", SANDBOX: "sandbox_mcp"}
 
 def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     code = f"from eos_mcp.__main__ import {ENTRY[program]} as main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 REFUSED: dict[str, tuple[str, list[str], str]] = {
@@ -35,7 +43,9 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
 
 
 @pytest.mark.parametrize(("program", "words", "told"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_bad_command_line_gets_usage_on_standard_error_and_exit_code_2(program: str, words: list[str], told: str) -> None:
+def test_a_bad_command_line_gets_usage_on_standard_error_and_exit_code_2(
+    program: str, words: list[str], told: str
+) -> None:
     done = run(program, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr.splitlines()[0]
@@ -60,7 +70,9 @@ def test_the_help_names_every_flag_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("program", [EOS, SANDBOX])
-def test_a_gateway_that_makes_no_sense_is_told_on_standard_error_with_exit_code_2(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_makes_no_sense_is_told_on_standard_error_with_exit_code_2(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = run(program, "--set", "runtime", "--gateway-endpoint", "nonsense")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nonsense" in done.stderr
@@ -75,10 +87,23 @@ def test_the_end_of_input_is_exit_code_0() -> None:
 def test_flags_take_their_value_in_both_forms_and_the_last_one_counts() -> None:
     parsed = parse(
         EOS,
-        ["--set=all", "--gateway-socket", "unix:///x", "--port", "0", "--set", "runtime", "--allow-host", "A", "--allow-host=b"],
+        [
+            "--set=all",
+            "--gateway-socket",
+            "unix:///x",
+            "--port",
+            "0",
+            "--set",
+            "runtime",
+            "--allow-host",
+            "A",
+            "--allow-host=b",
+        ],
         version="1",
     )
-    assert parsed == ServerOptions(tool_set="runtime", gateway_endpoint="unix:///x", port=0, allow_hosts=("a", "b"))
+    assert parsed == ServerOptions(
+        tool_set="runtime", gateway_endpoint="unix:///x", port=0, allow_hosts=("a", "b")
+    )
 
 
 def test_the_default_set_is_the_one_of_a_coding_agent() -> None:

@@ -17,10 +17,20 @@ CONFLICT = {
     "base": FILE,
     "ours": {**FILE, "digest": "cd" * 32},
     "theirs": {"kind": "absent"},
-    "theirs_layer": {"layer_id": "L000003-9f3a01bc", "manifest_version": 3, "owner": "workspace_session:w7", "agent": "bob"},
+    "theirs_layer": {
+        "layer_id": "L000003-9f3a01bc",
+        "manifest_version": 3,
+        "owner": "workspace_session:w7",
+        "agent": "bob",
+    },
     "hunks": [{"base": [10, 2], "ours": [10, 3], "theirs": [10, 0]}],
 }
-REJECTION = {"path": "src/parse.awk", "reason": "source_conflict", "conflict_count": 1, "conflicts": [CONFLICT]}
+REJECTION = {
+    "path": "src/parse.awk",
+    "reason": "source_conflict",
+    "conflict_count": 1,
+    "conflicts": [CONFLICT],
+}
 TOLD = (
     "src/parse.awk",
     "content+mode",
@@ -48,7 +58,10 @@ def command(**more: Any) -> dict[str, Any]:
 
 def test_a_rejected_command_spells_out_every_conflict_and_where_the_work_is() -> None:
     reply = command(
-        publish_rejected=True, publish_reject_class="source_conflict", publish_rejection=REJECTION, draft_id="draft-0123456789abcdef"
+        publish_rejected=True,
+        publish_reject_class="source_conflict",
+        publish_rejection=REJECTION,
+        draft_id="draft-0123456789abcdef",
     )
     text = render.result("exec_command", {}, reply)
     for part in (*TOLD, "NOT PUBLISHED", "draft-0123456789abcdef", "newest version"):
@@ -70,7 +83,12 @@ def test_a_rejected_session_spells_out_every_conflict_and_stays_open() -> None:
 
 
 def test_a_rejected_rebase_says_to_undo_and_try_again_not_to_drop_the_session() -> None:
-    details = {"workspace_session_id": "w1", "stage": "rebase", "session_retained": True, "publish_rejection": REJECTION}
+    details = {
+        "workspace_session_id": "w1",
+        "stage": "rebase",
+        "session_retained": True,
+        "publish_rejection": REJECTION,
+    }
     envelope = {"error": {"kind": "operation_failed", "message": "rebase refused", "details": details}}
     text = render.result("rebase_workspace_session", {}, envelope)
     for part in (*TOLD, "nothing has happened to session w1", "rebase again"):
@@ -78,10 +96,16 @@ def test_a_rejected_rebase_says_to_undo_and_try_again_not_to_drop_the_session() 
     assert "destroy_workspace_session" not in text
 
 
-def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be_done_and_a_rename_by_name() -> None:
+def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be_done_and_a_rename_by_name() -> (  # noqa: E501
+    None
+):
     git = TornUnit("git", tuple(f".git/{n}" for n in range(60)), "c0ffee").to_json()
     torn = {**CONFLICT, "path": ".git", "class": "unit", "unit": git}
-    text = render.result("preview_publish", {}, {"would_publish": False, "head_version": 4, "conflicts": [torn], "conflict_count": 1})
+    text = render.result(
+        "preview_publish",
+        {},
+        {"would_publish": False, "head_version": 4, "conflicts": [torn], "conflict_count": 1},
+    )
     for part in ("git, one value in several files: .git/0", "and 52 more"):
         assert part in text
     rejected: dict[str, Any] = {**REJECTION, "conflicts": [torn], "conflict_count": 1}
@@ -94,7 +118,11 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
         assert "file_edit" not in text and "undo its changes" not in text
     moved = {**CONFLICT, "class": "delete_modify", "renamed_to": {"path": "e/f"}, "renamed_by": "ours"}
     details["publish_rejection"] = {**rejected, "conflicts": [torn, moved], "conflict_count": 2}
-    text = render.result("publish_workspace_session", {}, {"error": {"kind": "operation_failed", "message": "refused", "details": details}})
+    text = render.result(
+        "publish_workspace_session",
+        {},
+        {"error": {"kind": "operation_failed", "message": "refused", "details": details}},
+    )
     for part in ("ours has it at e/f", "git format-patch", "undo its changes"):
         assert part in text
 
@@ -103,18 +131,36 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
     ("more", "told"),
     [
         ({}, "session w1 is closed"),
-        ({"kept_open": True, "base_version": 4, "address": "10.0.0.2"}, "session w1 goes on, base version 4, address 10.0.0.2"),
-        ({"kept_open": False, "not_kept_open": {"message": "no space"}}, "session w1 is closed, it could not be kept open: no space"),
+        (
+            {"kept_open": True, "base_version": 4, "address": "10.0.0.2"},
+            "session w1 goes on, base version 4, address 10.0.0.2",
+        ),
+        (
+            {"kept_open": False, "not_kept_open": {"message": "no space"}},
+            "session w1 is closed, it could not be kept open: no space",
+        ),
     ],
 )
 def test_a_publish_says_whether_its_session_goes_on(more: dict[str, Any], told: str) -> None:
-    reply = {"workspace_session_id": "w1", "publish": {"no_op": True}, "destroyed": not more.get("kept_open"), **more}
+    reply = {
+        "workspace_session_id": "w1",
+        "publish": {"no_op": True},
+        "destroyed": not more.get("kept_open"),
+        **more,
+    }
     assert told in render.result("publish_workspace_session", {}, reply)
 
 
 def test_a_preview_with_conflicts_and_a_long_list_say_how_to_go_on() -> None:
     many = [{**CONFLICT, "path": f"file{number}"} for number in range(100)]
-    reply = {"would_publish": False, "no_op": False, "head_version": 4, "conflicts": many, "conflict_count": 130, "next": "100"}
+    reply = {
+        "would_publish": False,
+        "no_op": False,
+        "head_version": 4,
+        "conflicts": many,
+        "conflict_count": 130,
+        "next": "100",
+    }
     text = render.result("preview_publish", {}, reply)
     for part in ("would be rejected", "130 conflicts", "file19", "cursor=100"):
         assert part in text
@@ -122,7 +168,9 @@ def test_a_preview_with_conflicts_and_a_long_list_say_how_to_go_on() -> None:
 
 def test_a_running_command_names_its_handle_and_the_line_to_go_on_at() -> None:
     text = render.result(
-        "exec_command", {}, command(status="running", exit_code=None, command_session_id="namespace_execution_1", end_offset=7)
+        "exec_command",
+        {},
+        command(status="running", exit_code=None, command_session_id="namespace_execution_1", end_offset=7),
     )
     assert "running" in text
     assert "read_command_lines command_session_id=namespace_execution_1 start_offset=7" in text
@@ -130,7 +178,10 @@ def test_a_running_command_names_its_handle_and_the_line_to_go_on_at() -> None:
 
 def test_a_command_that_waits_for_others_or_left_some_behind_says_so() -> None:
     waits = command(
-        status="running", leader_exit_code=0, waiting_on=[{"pid": 7, "name": "sleep"}], left_behind=[{"pid": 9, "name": "daemon"}]
+        status="running",
+        leader_exit_code=0,
+        waiting_on=[{"pid": 7, "name": "sleep"}],
+        left_behind=[{"pid": 9, "name": "daemon"}],
     )
     text = render.result("wait_command", {}, waits)
     assert "sleep" in text
@@ -138,17 +189,29 @@ def test_a_command_that_waits_for_others_or_left_some_behind_says_so() -> None:
 
 
 def test_a_page_of_output_says_where_the_next_one_begins() -> None:
-    text = render.result("read_command_lines", {}, command(end_offset=200, total_lines=900, command_session_id="c"))
+    text = render.result(
+        "read_command_lines", {}, command(end_offset=200, total_lines=900, command_session_id="c")
+    )
     assert "start_offset=200" in text
     assert "900" in text
 
 
 def test_a_failing_command_is_no_tool_error_but_its_exit_code_is_first() -> None:
-    assert render.result("exec_command", {}, command(status="error", exit_code=3)).startswith("error; exit code 3")
+    assert render.result("exec_command", {}, command(status="error", exit_code=3)).startswith(
+        "error; exit code 3"
+    )
 
 
 def test_a_file_is_shown_whole_up_to_the_limit_and_by_lines_above_it() -> None:
-    short = {"path": "a", "content": "x\ny", "start_line": 1, "num_lines": 2, "total_lines": 2, "total_bytes": 4, "next_offset": None}
+    short = {
+        "path": "a",
+        "content": "x\ny",
+        "start_line": 1,
+        "num_lines": 2,
+        "total_lines": 2,
+        "total_bytes": 4,
+        "next_offset": None,
+    }
     assert render.result("file_read", {}, short) == "a: lines 1 to 2 of 2, 4 bytes\n\nx\ny"
     lines = [f"{number:05d} {'x' * 30}" for number in range(1, 2001)]
     long = {
@@ -169,7 +232,15 @@ def test_a_file_is_shown_whole_up_to_the_limit_and_by_lines_above_it() -> None:
 
 
 def test_reading_past_the_end_says_how_long_the_file_is() -> None:
-    reply = {"path": "a", "content": "", "start_line": 9, "num_lines": 0, "total_lines": 2, "total_bytes": 4, "next_offset": None}
+    reply = {
+        "path": "a",
+        "content": "",
+        "start_line": 9,
+        "num_lines": 0,
+        "total_lines": 2,
+        "total_bytes": 4,
+        "next_offset": None,
+    }
     assert "2 lines" in render.result("file_read", {}, reply)
 
 
@@ -181,7 +252,13 @@ def test_a_change_says_whether_others_see_it() -> None:
 
 def test_lists_are_short_tables_and_empty_ones_are_words() -> None:
     rows: list[dict[str, Any]] = [
-        {"id": f"eos-{n}", "state": "ready", "workspace_root": f"/home/me/{n}", "daemon": {"host": "h"}, "resource_profile": {}}
+        {
+            "id": f"eos-{n}",
+            "state": "ready",
+            "workspace_root": f"/home/me/{n}",
+            "daemon": {"host": "h"},
+            "resource_profile": {},
+        }
         for n in range(20)
     ]
     text = render.result("list_sandboxes", {}, {"sandboxes": rows})
@@ -190,11 +267,22 @@ def test_lists_are_short_tables_and_empty_ones_are_words() -> None:
     assert "create_sandbox" in render.result("list_sandboxes", {}, {"sandboxes": []})
     drafts = {
         "drafts": [
-            {"draft_id": "draft-1", "base_version": 3, "paths": 2, "bytes": 90, "reason": "source_conflict", "origin": "x", "agent": None}
+            {
+                "draft_id": "draft-1",
+                "base_version": 3,
+                "paths": 2,
+                "bytes": 90,
+                "reason": "source_conflict",
+                "origin": "x",
+                "agent": None,
+            }
         ]
     }
     assert "draft-1  3  2  90  -  source_conflict  x" in render.result("list_drafts", {}, drafts)
-    commands = {"commands": [{"command_session_id": "c1", "status": "running", "command": "a\nb"}], "next": "c1"}
+    commands = {
+        "commands": [{"command_session_id": "c1", "status": "running", "command": "a\nb"}],
+        "next": "c1",
+    }
     assert "after=c1" in render.result("list_commands", {}, commands)
 
 
@@ -213,7 +301,13 @@ def test_an_export_names_what_it_lacks_and_what_the_machine_may_run() -> None:
     text = render.result(
         "export_changes",
         {"dest": "/out"},
-        {**reply, "dry_run": True, "changes": [{"action": "delete", "path": "a"}], "change_count": 3, "edited": ["a"]},
+        {
+            **reply,
+            "dry_run": True,
+            "changes": [{"action": "delete", "path": "a"}],
+            "change_count": 3,
+            "edited": ["a"],
+        },
     )
     for part in ("dry run, nothing was written", "would be lost", "delete  a", "and 2 more"):
         assert part in text
@@ -231,11 +325,19 @@ def test_every_operation_has_a_text_for_an_empty_and_for_a_strange_reply(operati
     strange = {field.name: value for field in operation.result for value in (["x", None, 3],)}
     assert isinstance(render.result(operation.name, {}, {}), str)
     assert isinstance(render.result(operation.name, {}, strange), str)
-    assert isinstance(render.result(operation.name, {}, {"error": {"kind": "k", "message": "m", "details": {}}}), str)
+    assert isinstance(
+        render.result(operation.name, {}, {"error": {"kind": "k", "message": "m", "details": {}}}), str
+    )
 
 
 def test_what_a_publish_left_out_and_what_a_power_cut_may_undo_is_said() -> None:
-    publish = {"published": True, "synced": False, "no_op": False, "revision": {"manifest_version": 7}, "dropped": [{"path": "pipe"}]}
+    publish = {
+        "published": True,
+        "synced": False,
+        "no_op": False,
+        "revision": {"manifest_version": 7},
+        "dropped": [{"path": "pipe"}],
+    }
     text = render.result("exec_command", {}, command(publish=publish))
     for part in ("version 7", "left out", '"pipe"', "power cut"):
         assert part in text
@@ -244,12 +346,20 @@ def test_what_a_publish_left_out_and_what_a_power_cut_may_undo_is_said() -> None
     made = {"workspace_session_id": "w", "network_profile": "isolated", "network": "loopback_only"}
     assert "isolated (loopback only)" in render.result("create_workspace_session", {}, made)
     made |= {"network": "no_egress", "address": "10.244.0.2"}
-    assert "isolated (own address 10.244.0.2, no way out)" in render.result("create_workspace_session", {}, made)
+    assert "isolated (own address 10.244.0.2, no way out)" in render.result(
+        "create_workspace_session", {}, made
+    )
 
 
 def test_who_wrote_what_is_a_table_of_lines() -> None:
-    ranges = [{"start_line": 1, "line_count": 3, "owner": "original"}, {"start_line": 4, "line_count": 1, "owner": "operation:r"}]
-    assert render.result("file_blame", {}, {"path": "a", "ranges": ranges}) == "a: lines  owner\n1-3  original\n4  operation:r"
+    ranges = [
+        {"start_line": 1, "line_count": 3, "owner": "original"},
+        {"start_line": 4, "line_count": 1, "owner": "operation:r"},
+    ]
+    assert (
+        render.result("file_blame", {}, {"path": "a", "ranges": ranges})
+        == "a: lines  owner\n1-3  original\n4  operation:r"
+    )
     assert render.result("file_blame", {}, {"path": "a", "ranges": []}) == "a is empty"
 
 
@@ -260,7 +370,8 @@ def test_a_difference_lists_its_paths_then_the_patches_and_how_to_go_on() -> Non
     ]
     text = render.result("diff_draft", {}, {"entries": entries, "next": "200"})
     assert text.splitlines() == [
-        "modified  a", "added  b  (no text)", "diff --git a/a b/a", "+x", "(the patch of a is cut; ask for this path alone)",
+        "modified  a", "added  b  (no text)", "diff --git a/a b/a", "+x", "(the patch of a is cut; ask for "
+                                                                          "this path alone)",
         "more: call again with cursor=200",
     ]  # fmt: skip
     assert render.result("diff_versions", {}, {"entries": [], "next": None}) == "nothing differs"
@@ -272,25 +383,65 @@ def test_a_search_is_told_by_file_with_what_was_left_out_and_how_to_go_on() -> N
         {"path": "a.py", "line": 9, "column": 5, "text": "    x()"},
         {"path": "b.py", "line": 1, "column": 1, "text": "x"},
     ]
-    reply = {"matches": matches, "files_searched": 7, "skipped": {"binary": 2, "unreadable": 0}, "next": "CURSOR", "stopped": "matches"}
+    reply = {
+        "matches": matches,
+        "files_searched": 7,
+        "skipped": {"binary": 2, "unreadable": 0},
+        "next": "CURSOR",
+        "stopped": "matches",
+    }
     text = render.result("file_search", {"pattern": "x"}, reply)
     assert text == (
-        "3 matches; 7 files searched, left out: 2 binary\n\na.py\n3: import x\n9:     x()\n\nb.py\n1: x\n\nmore (matches): call again with cursor=CURSOR"
+        "3 matches; 7 files searched, left out: 2 binary\n\na.py\n3: import x\n9:     x()\n\nb.py\n1: "
+        "x\n\nmore (matches): call again with cursor=CURSOR"
     )
-    assert render.result("file_search", {}, {"matches": [], "files_searched": 7, "next": None}) == "0 matches; 7 files searched"
+    assert (
+        render.result("file_search", {}, {"matches": [], "files_searched": 7, "next": None})
+        == "0 matches; 7 files searched"
+    )
 
 
 def test_what_was_deleted_or_moved_and_bytes_in_base64_are_told() -> None:
-    assert render.result("file_delete", {}, {"type": "delete", "path": "d", "kind": "directory"}) == "deleted directory d and published"
+    assert (
+        render.result("file_delete", {}, {"type": "delete", "path": "d", "kind": "directory"})
+        == "deleted directory d and published"
+    )
     moved = {"type": "move", "kind": "file", "from": "a", "to": "b"}
-    assert render.result("file_move", {"workspace_session_id": "w1"}, moved) == "moved file a to b in session w1 (private until published)"
-    window = {"path": "f", "content": "AAE=", "encoding": "base64", "offset": 1, "bytes_read": 2, "total_bytes": 9, "next_offset": 3}
-    assert render.result("file_read", {}, window) == "f: bytes 1 to 2 of 9, in base64\n\nAAE=\n\nmore: file_read with offset=3"
+    assert (
+        render.result("file_move", {"workspace_session_id": "w1"}, moved)
+        == "moved file a to b in session w1 (private until published)"
+    )
+    window = {
+        "path": "f",
+        "content": "AAE=",
+        "encoding": "base64",
+        "offset": 1,
+        "bytes_read": 2,
+        "total_bytes": 9,
+        "next_offset": 3,
+    }
+    assert (
+        render.result("file_read", {}, window)
+        == "f: bytes 1 to 2 of 9, in base64\n\nAAE=\n\nmore: file_read with offset=3"
+    )
 
 
 def test_of_an_output_that_was_cut_the_end_is_shown_too() -> None:
     output = "".join(f"line {n}\n" for n in range(3000))
-    reply = command(output=output, end_offset=3000, total_lines=9000, command_session_id="namespace_execution_1", truncated=True)
-    text = render.result("exec_command", {}, {**reply, "total_bytes": 90_000, "tail": {"start_offset": 8998, "output": "8998\nthe end"}})
+    reply = command(
+        output=output,
+        end_offset=3000,
+        total_lines=9000,
+        command_session_id="namespace_execution_1",
+        truncated=True,
+    )
+    text = render.result(
+        "exec_command",
+        {},
+        {**reply, "total_bytes": 90_000, "tail": {"start_offset": 8998, "output": "8998\nthe end"}},
+    )
     assert "line 0\n" in text and text.count("the end") == 1 and len(text) < 10_000
-    assert "to 8998 left out, of 90000 bytes in all; read_command_lines command_session_id=namespace_execution_1 start_offset=" in text
+    assert (
+        "to 8998 left out, of 90000 bytes in all; read_command_lines "
+        "command_session_id=namespace_execution_1 start_offset="
+    ) in text

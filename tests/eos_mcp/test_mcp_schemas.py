@@ -53,7 +53,7 @@ REFERENCE = {
     },
 }
 AGENT_OURS = (
-    "signal_command", "wait_command", "file_list", "file_search", "list_workspace_sessions", "list_drafts", "diff_draft",
+    "signal_command", "wait_command", "file_list", "file_search", "list_workspace_sessions", "list_drafts", "diff_draft",  # noqa: E501
 )  # fmt: skip
 
 # o200k takes 4.4 characters of such definitions for one token (measured).
@@ -61,13 +61,20 @@ CHARACTERS_PER_TOKEN = 4.4
 
 
 def definitions(program: str = EOS, tool_set: str = "agent") -> list[dict[str, Any]]:
-    return [schema.definition(operation) for operation in schema.operations(ServerOptions(program=program, tool_set=tool_set))]
+    return [
+        schema.definition(operation)
+        for operation in schema.operations(ServerOptions(program=program, tool_set=tool_set))
+    ]
 
 
 @pytest.mark.parametrize("tool_set", REFERENCE)
-def test_sandbox_mcp_offers_exactly_the_reference_tools_that_exist_with_their_required_arguments_in_order(tool_set: str) -> None:
+def test_sandbox_mcp_offers_exactly_the_reference_tools_that_exist_with_their_required_arguments_in_order(
+    tool_set: str,
+) -> None:
     offered = {d["name"]: d["inputSchema"]["required"] for d in definitions(SANDBOX, tool_set)}
-    expected = {name: required for name, required in REFERENCE[tool_set].items() if catalog.find(name) is not None}
+    expected = {
+        name: required for name, required in REFERENCE[tool_set].items() if catalog.find(name) is not None
+    }
     assert list(offered.items()) == list(expected.items())
 
 
@@ -140,7 +147,11 @@ def test_with_a_sandbox_of_its_own_the_server_demands_no_sandbox_id_but_for_dest
     for operation in catalog.ALL:
         required = schema.input_schema(operation, sandbox_optional=True)["required"]
         assert ("sandbox_id" in required) == (operation.name == "destroy_sandbox")
-        assert required == [name for name in schema.input_schema(operation)["required"] if name != "sandbox_id" or name in required]
+        assert required == [
+            name
+            for name in schema.input_schema(operation)["required"]
+            if name != "sandbox_id" or name in required
+        ]
 
 
 def nodes(value: Any) -> Iterator[dict[str, Any]]:
@@ -161,9 +172,16 @@ def test_every_definition_is_one_that_every_provider_accepts(program: str) -> No
         assert re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
         assert definition["title"]
         assert 0 < len(definition["description"]) <= 400, name
-        assert set(definition["annotations"]) == {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"}
+        assert set(definition["annotations"]) == {
+            "readOnlyHint",
+            "destructiveHint",
+            "idempotentHint",
+            "openWorldHint",
+        }
         assert all(isinstance(hint, bool) for hint in definition["annotations"].values())
-        assert not (definition["annotations"]["readOnlyHint"] and definition["annotations"]["destructiveHint"]), name
+        assert not (
+            definition["annotations"]["readOnlyHint"] and definition["annotations"]["destructiveHint"]
+        ), name
         assert inputs["type"] == outputs["type"] == "object"
         assert inputs["additionalProperties"] is False
         assert "required" in inputs
@@ -195,15 +213,27 @@ def test_every_example_result_satisfies_its_output_schema() -> None:
 def test_the_set_of_a_coding_agent_stays_within_its_budget() -> None:
     found = definitions()
     assert len(found) <= 25
-    total = sum(len(json.dumps(d, separators=(",", ":"), ensure_ascii=False)) for d in found) / CHARACTERS_PER_TOKEN
+    total = (
+        sum(len(json.dumps(d, separators=(",", ":"), ensure_ascii=False)) for d in found)
+        / CHARACTERS_PER_TOKEN
+    )
     assert total <= 5000, f"{total:.0f} tokens"
     assert total / len(found) <= 240
 
 
 def test_the_list_has_the_same_bytes_in_every_process() -> None:
-    program = "import json; from eos_mcp.mcp import schema, server_options as o; print(json.dumps([schema.definition(x) for x in schema.operations(o.ServerOptions(tool_set='all'))]))"
+    program = (
+        "import json; from eos_mcp.mcp import schema, server_options as o; "
+        "print(json.dumps([schema.definition(x) for x in "
+        "schema.operations(o.ServerOptions(tool_set='all'))]))"
+    )
     texts = {
-        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
         for seed in ("1", "2")
     }
     assert len(texts) == 1

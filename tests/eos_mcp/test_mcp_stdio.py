@@ -46,15 +46,20 @@ def test_a_child_that_reads_its_standard_input_finds_it_empty_and_eats_no_reques
 
 
 UNPARSABLE = {
-    "a lone surrogate": b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"fast","arguments":{"text":"\\ud800"}}}',
-    "bytes that are not UTF-8": b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"fast","arguments":{"text":"\xff"}}}',
+    "a lone surrogate": b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"fast","arguments":{"text":"\\ud800"}}}',  # noqa: E501
+    (
+        "bytes that are not UTF-8"
+    ): b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"fast","arguments":{"text":"\xff"}}}',
     "a batch": b'[{"jsonrpc":"2.0","id":7,"method":"ping"}]',
     "broken JSON, id first": b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":',
     "broken JSON, id last": b'{"method":"ping","params":{,"jsonrpc":"2.0","id":7}',
     "another version": b'{"jsonrpc":"1.0","id":7,"method":"ping"}',
     "a method that is no string": b'{"jsonrpc":"2.0","id":7,"method":5}',
     "params that are no object": b'{"jsonrpc":"2.0","id":7,"method":"ping","params":3}',
-    "very deep nesting": b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    "very deep nesting": b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"a":'
+    + b"[" * 100_000
+    + b"]" * 100_000
+    + b"}}",
 }
 
 
@@ -68,7 +73,9 @@ def shared() -> Any:
 
 
 @pytest.mark.parametrize("line", UNPARSABLE.values(), ids=UNPARSABLE.keys())
-def test_a_request_that_cannot_be_parsed_is_answered_with_its_id_and_the_next_one_works(shared: Wire, line: bytes) -> None:
+def test_a_request_that_cannot_be_parsed_is_answered_with_its_id_and_the_next_one_works(
+    shared: Wire, line: bytes
+) -> None:
     shared.send(line + b"\n")
     answer = shared.answers(1)[7]
     assert answer["error"]["code"] in (-32600, -32700)
@@ -93,7 +100,10 @@ def test_lines_without_an_id_are_dropped_without_an_answer_and_without_harm(shar
     assert text(shared.answers(1)["after"]) == "alive"
 
 
-@pytest.mark.parametrize("first", [b"garbage\n", UNPARSABLE["a batch"] + b"\n", b'{"jsonrpc":"2.0","id":7,"method":"tools/list"}\n'])
+@pytest.mark.parametrize(
+    "first",
+    [b"garbage\n", UNPARSABLE["a batch"] + b"\n", b'{"jsonrpc":"2.0","id":7,"method":"tools/list"}\n'],
+)
 def test_a_strange_first_message_does_not_end_the_server(first: bytes) -> None:
     with fixture() as wire:
         wire.send(first, initialize("init"))
@@ -103,9 +113,16 @@ def test_a_strange_first_message_does_not_end_the_server(first: bytes) -> None:
 
 
 @pytest.mark.parametrize("id_first", [True, False])
-def test_a_message_above_the_limit_is_refused_by_id_and_the_next_one_works(shared: Wire, id_first: bool) -> None:
+def test_a_message_above_the_limit_is_refused_by_id_and_the_next_one_works(
+    shared: Wire, id_first: bool
+) -> None:
     long = "x" * (MAX_MESSAGE_BYTES + 1)
-    message = {"method": "tools/call", "params": {"name": "fast", "arguments": {"text": long}}, "jsonrpc": "2.0", "id": 7}
+    message = {
+        "method": "tools/call",
+        "params": {"name": "fast", "arguments": {"text": long}},
+        "jsonrpc": "2.0",
+        "id": 7,
+    }
     if id_first:
         message = {"jsonrpc": "2.0", "id": 7, **{key: message[key] for key in ("method", "params")}}
     answer = shared.ask(message)
@@ -160,7 +177,9 @@ def test_the_end_of_input_ends_the_server_within_seconds(calls: list[dict[str, A
     ("number", "calls"),
     [
         *(pytest.param(signal.SIGTERM, calls, id=f"SIGTERM-{name}") for name, calls in BUSY.items()),
-        pytest.param(signal.SIGINT, BUSY["a call that waits"], id="SIGINT-a call that waits"),  # both have one handler
+        pytest.param(
+            signal.SIGINT, BUSY["a call that waits"], id="SIGINT-a call that waits"
+        ),  # both have one handler
     ],
 )
 def test_a_signal_ends_the_server_within_seconds_and_cleans_up_while_input_stays_open(
@@ -171,7 +190,9 @@ def test_a_signal_ends_the_server_within_seconds_and_cleans_up_while_input_stays
         wire.process.send_signal(number)
         assert wire.ends() == 0
         assert not any("Traceback" in line for line in wire.stderr)
-        assert any(line.startswith("CANCELLED") for line in wire.stderr) == (calls == BUSY["a call that waits"])
+        assert any(line.startswith("CANCELLED") for line in wire.stderr) == (
+            calls == BUSY["a call that waits"]
+        )
 
 
 TGKILL = ctypes.CDLL(None).syscall
@@ -179,7 +200,9 @@ NUMBER_OF_TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 def test_a_signal_that_does_not_interrupt_the_wait_of_the_main_thread_ends_the_server() -> None:
-    """The kernel may give it to another thread, or to the main thread in the moment before its wait begins: the wait goes on in both."""
+    """The kernel may give it to another thread, or to the main thread in the moment before its wait begins:
+    the wait goes on in both.
+    """
     with fixture() as wire:
         busy(wire, BUSY["a call whose thread is stuck"])
         pid = wire.process.pid
@@ -255,7 +278,8 @@ def test_control_c_on_a_terminal_ends_the_server() -> None:
 def test_a_killed_client_takes_its_server_with_it() -> None:
     client = (
         "import json, subprocess, sys, time\n"
-        "server = subprocess.Popen([sys.executable, sys.argv[1], 'stdio', '-'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "server = subprocess.Popen([sys.executable, sys.argv[1], 'stdio', '-'], stdin=subprocess.PIPE, "
+        "stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
         "server.stdin.write(sys.argv[2].encode() + b'\\n'); server.stdin.flush(); server.stdout.readline()\n"
         "print(server.pid, flush=True); time.sleep(600)\n"
     )
@@ -304,7 +328,10 @@ def test_a_cancelled_call_is_stopped_and_gets_no_answer() -> None:
 def test_progress_comes_only_with_a_token_and_never_after_the_result(modern: bool) -> None:
     with fixture() as wire:
         wire.open()
-        wire.send(call(1, "slow", {"seconds": 2}, modern=modern, progressToken="t"), call(2, "slow", {"seconds": 2.5}, modern=modern))
+        wire.send(
+            call(1, "slow", {"seconds": 2}, modern=modern, progressToken="t"),
+            call(2, "slow", {"seconds": 2.5}, modern=modern),
+        )
         messages = [wire.receive() for _ in range(3)]
         assert [message.get("method") for message in messages] == ["notifications/progress", None, None]
         assert messages[0]["params"]["progressToken"] == "t"
@@ -328,7 +355,9 @@ def test_both_eras_work_on_one_pipe_whichever_comes_first() -> None:
 
 
 @pytest.mark.parametrize("opening", [initialize("first"), discover("first")], ids=["initialize", "discover"])
-def test_the_opening_request_is_answered_before_the_sdk_is_imported(tmp_path: Path, opening: dict[str, Any]) -> None:
+def test_the_opening_request_is_answered_before_the_sdk_is_imported(
+    tmp_path: Path, opening: dict[str, Any]
+) -> None:
     gate = tmp_path / "gate"
     modern = opening["method"] != "initialize"
     with fixture(str(gate)) as wire:

@@ -1,4 +1,6 @@
-"""Calls through the SDK's own client in memory: arguments, results as text and structure, errors, progress, cancellation, waits."""
+"""Calls through the SDK's own client in memory: arguments, results as text and structure, errors, progress,
+cancellation, waits.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ class Asked(NamedTuple):
     streams: bool
 
 
-Reply = dict[str, Any] | OperationError | Exception | Callable[[Callable[[str], Awaitable[None]] | None], Awaitable[dict[str, Any]]]
+Reply = (
+    dict[str, Any]
+    | OperationError
+    | Exception
+    | Callable[[Callable[[str], Awaitable[None]] | None], Awaitable[dict[str, Any]]]
+)
 
 
 class ScriptedGateway:
@@ -71,7 +78,11 @@ def shown(result: CallToolResult) -> Called:
 
 
 def call(
-    name: str, arguments: dict[str, Any], gateway: ScriptedGateway, options: ServerOptions | None = None, mode: ConnectMode = "legacy"
+    name: str,
+    arguments: dict[str, Any],
+    gateway: ScriptedGateway,
+    options: ServerOptions | None = None,
+    mode: ConnectMode = "legacy",
 ) -> Called:
     async def go() -> Called:
         async with Client(app.build(options or ServerOptions(), gateway=gateway).server, mode=mode) as client:
@@ -108,8 +119,14 @@ def test_a_result_is_the_gateways_json_and_a_text_that_says_the_same(mode: Conne
 
 @pytest.mark.parametrize("mode", ERAS)
 def test_an_error_is_the_envelope_with_is_error_and_a_text_with_the_next_step(mode: ConnectMode) -> None:
-    envelope = error_envelope("not_found", "no such file: a", {"path": "a", "reason": "file_not_found", "hint": "list it with file_list"})
-    found = call("file_read", {"sandbox_id": "eos-1", "path": "a"}, ScriptedGateway(file_read=envelope), mode=mode)
+    envelope = error_envelope(
+        "not_found",
+        "no such file: a",
+        {"path": "a", "reason": "file_not_found", "hint": "list it with file_list"},
+    )
+    found = call(
+        "file_read", {"sandbox_id": "eos-1", "path": "a"}, ScriptedGateway(file_read=envelope), mode=mode
+    )
     assert found.structure == envelope
     assert found.is_error
     for part in ("file_read", "no such file: a", "not_found", "file_not_found", "list it with file_list"):
@@ -132,10 +149,18 @@ def test_a_bug_of_ours_is_an_internal_error_that_tells_nothing_of_it() -> None:
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown argument": ("exec_command", {"sandbox_id": "s", "cmd": "x", "timeout_sec": 3}, "timeout_ms"),
     "an unknown tool": ("exec_comand", {}, "exec_command"),
-    "a null for an optional argument": ("exec_command", {"sandbox_id": "s", "cmd": "x", "timeout_ms": None}, "timeout_ms"),
+    "a null for an optional argument": (
+        "exec_command",
+        {"sandbox_id": "s", "cmd": "x", "timeout_ms": None},
+        "timeout_ms",
+    ),
     "a string for a number": ("file_read", {"sandbox_id": "s", "path": "a", "limit": "9"}, "limit"),
     "a number out of bounds": ("file_read", {"sandbox_id": "s", "path": "a", "limit": 262145}, "262144"),
-    "a value that is no choice": ("create_workspace_session", {"sandbox_id": "s", "network_profile": "none"}, "isolated"),
+    "a value that is no choice": (
+        "create_workspace_session",
+        {"sandbox_id": "s", "network_profile": "none"},
+        "isolated",
+    ),
     "a missing argument": ("exec_command", {"sandbox_id": "s"}, "cmd"),
     "a missing sandbox": ("exec_command", {"cmd": "x"}, "sandbox_id"),
     "a blank sandbox": ("exec_command", {"cmd": "x", "sandbox_id": " "}, "sandbox_id"),
@@ -156,16 +181,30 @@ def test_wrong_arguments_are_refused_before_the_gateway_with_the_nearest_right_o
 
 
 def test_a_tool_of_another_set_is_refused_by_name() -> None:
-    found = call("exec_command", {"sandbox_id": "s", "cmd": "x"}, ScriptedGateway(), ServerOptions(tool_set="management"))
+    found = call(
+        "exec_command",
+        {"sandbox_id": "s", "cmd": "x"},
+        ScriptedGateway(),
+        ServerOptions(tool_set="management"),
+    )
     assert found.structure["error"]["kind"] == "invalid_request"
     assert "--set" in found.text
-    close = call("discard_draft", {"sandbox_id": "s", "draft_id": "d"}, ScriptedGateway(), ServerOptions(tool_set="agent"))
-    assert "--set" in close.text and "did you mean" not in close.text  # diff_draft, which this set has, is no way to discard one
+    close = call(
+        "discard_draft",
+        {"sandbox_id": "s", "draft_id": "d"},
+        ScriptedGateway(),
+        ServerOptions(tool_set="agent"),
+    )
+    assert (
+        "--set" in close.text and "did you mean" not in close.text
+    )  # diff_draft, which this set has, is no way to discard one
 
 
 def test_the_servers_own_sandbox_stands_in_where_none_is_named_but_never_for_destroying() -> None:
     options = ServerOptions(sandbox_id="eos-9")
-    gateway = ScriptedGateway(exec_command=DONE, inspect_sandbox={"id": "eos-9", "state": "ready"}, list_sandboxes={"sandboxes": []})
+    gateway = ScriptedGateway(
+        exec_command=DONE, inspect_sandbox={"id": "eos-9", "state": "ready"}, list_sandboxes={"sandboxes": []}
+    )
     call("exec_command", {"cmd": "x"}, gateway, options)
     call("exec_command", {"cmd": "x", "sandbox_id": "eos-2"}, gateway, options)
     call("inspect_sandbox", {}, gateway, options)
@@ -187,7 +226,9 @@ def waited(options: ServerOptions, arguments: dict[str, Any], *, progress: bool 
 
         async with Client(app.build(options, gateway=gateway).server, mode="legacy") as client:
             await client.call_tool(
-                "exec_command", {"sandbox_id": "s", "cmd": "x", **arguments}, progress_callback=seen if progress else None
+                "exec_command",
+                {"sandbox_id": "s", "cmd": "x", **arguments},
+                progress_callback=seen if progress else None,
             )
 
     anyio.run(go)
@@ -208,7 +249,9 @@ def test_every_call_has_a_deadline_with_room_for_its_own_wait() -> None:
     replies: dict[str, Reply] = {operation.name: {} for operation in operations_of_set("all")}
     gateway = ScriptedGateway(**replies)
     call("file_read", {"sandbox_id": "s", "path": "a"}, gateway, options)
-    call("wait_command", {"sandbox_id": "s", "command_session_id": "c", "timeout_ms": 15_000}, gateway, options)
+    call(
+        "wait_command", {"sandbox_id": "s", "command_session_id": "c", "timeout_ms": 15_000}, gateway, options
+    )
     call("create_sandbox", {"image": "i", "workspace_root": "/w"}, gateway, options)
     assert [asked.timeout_s for asked in gateway.asked] == [5, 20, tools.UNBOUNDED_S]
 
@@ -218,7 +261,9 @@ def test_the_first_progress_comes_within_two_seconds_and_the_next_within_ten() -
     assert tools.NEXT_PROGRESS_S <= 10
 
 
-def test_progress_rises_strictly_while_a_call_runs_and_carries_what_the_manager_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_rises_strictly_while_a_call_runs_and_carries_what_the_manager_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tools, "FIRST_PROGRESS_S", 0.01)
     monkeypatch.setattr(tools, "NEXT_PROGRESS_S", 0.01)
     seen: list[tuple[float, str | None]] = []
@@ -240,7 +285,9 @@ def test_progress_rises_strictly_while_a_call_runs_and_carries_what_the_manager_
 
         gateway = ScriptedGateway(create_sandbox=create)
         async with Client(app.build(ServerOptions(), gateway=gateway).server, mode="legacy") as client:
-            result = await client.call_tool("create_sandbox", {"image": "i", "workspace_root": "/w"}, progress_callback=on_progress)
+            result = await client.call_tool(
+                "create_sandbox", {"image": "i", "workspace_root": "/w"}, progress_callback=on_progress
+            )
             assert shown(result).structure["id"] == "eos-1"
 
     anyio.run(go)
@@ -257,7 +304,9 @@ def test_without_a_token_the_manager_is_not_asked_for_progress() -> None:
 
 
 @pytest.mark.parametrize("name", ["exec_command", "file_read"])
-def test_a_cancelled_command_is_cancelled_in_the_sandbox_under_its_request_id_and_a_read_just_ends(name: str) -> None:
+def test_a_cancelled_command_is_cancelled_in_the_sandbox_under_its_request_id_and_a_read_just_ends(
+    name: str,
+) -> None:
     gateway = ScriptedGateway(cancel_request={})
 
     async def go() -> None:
@@ -272,7 +321,11 @@ def test_a_cancelled_command_is_cancelled_in_the_sandbox_under_its_request_id_an
             raise AssertionError
 
         gateway.replies[name] = for_ever
-        arguments = {"sandbox_id": "s", "cmd": "sleep 600"} if name == "exec_command" else {"sandbox_id": "s", "path": "a"}
+        arguments = (
+            {"sandbox_id": "s", "cmd": "sleep 600"}
+            if name == "exec_command"
+            else {"sandbox_id": "s", "path": "a"}
+        )
         async with (
             Client(app.build(ServerOptions(), gateway=gateway).server, mode="2026-07-28") as client,
             anyio.create_task_group() as tasks,
@@ -311,18 +364,29 @@ def test_a_long_output_shows_head_and_tail_and_names_the_command_that_has_the_re
     found = call("exec_command", {"sandbox_id": "s", "cmd": "x"}, gateway)
     kept = found.structure["end_offset"]
     assert found.structure["output"].split("\n") == output.split("\n")[:kept] and 0 < kept < 3000
-    assert found.structure["tail"]["output"].split("\n") == output.split("\n")[found.structure["tail"]["start_offset"] :]
-    assert (found.structure["truncated"], found.structure["command_session_id"]) == (True, "namespace_execution_4")
+    assert (
+        found.structure["tail"]["output"].split("\n")
+        == output.split("\n")[found.structure["tail"]["start_offset"] :]
+    )
+    assert (found.structure["truncated"], found.structure["command_session_id"]) == (
+        True,
+        "namespace_execution_4",
+    )
     assert len(json.dumps(found.structure)) < 30_000 and len(found.text) < 20_000
     assert "line 00000 " in found.text
     assert "line 02999 " in found.text
     assert str(len(output)) in found.text
     shown_first = found.text[: found.text.index("[...")].count("line 0")
-    assert f"read_command_lines command_session_id=namespace_execution_4 start_offset={shown_first}" in found.text
+    assert (
+        f"read_command_lines command_session_id=namespace_execution_4 start_offset={shown_first}"
+        in found.text
+    )
 
 
 @pytest.mark.parametrize("mode", ERAS)
-def test_resources_and_prompts_are_empty_lists_and_reading_one_is_an_error_that_names_it(mode: ConnectMode) -> None:
+def test_resources_and_prompts_are_empty_lists_and_reading_one_is_an_error_that_names_it(
+    mode: ConnectMode,
+) -> None:
     from mcp.shared.exceptions import MCPError
 
     async def go() -> None:

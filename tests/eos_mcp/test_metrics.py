@@ -1,4 +1,6 @@
-"""The manager's samples: the ring on disk, what an engine's answer means, and the points that are made of them."""
+"""The manager's samples: the ring on disk, what an engine's answer means, and the points that are made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,11 @@ def test_an_engines_answer_in_both_spellings_is_a_sample() -> None:
     assert sample_of({**stats, "blkio_stats": {"io_service_bytes_recursive": None}}, 5) == EngineSample(
         5, 812345, 0, 0, 41943040, 536870912
     )
-    for empty in ({}, {"memory_stats": {}, "cpu_stats": {"cpu_usage": {"total_usage": 0}}}, {"memory_stats": None, "cpu_stats": None}):
+    for empty in (
+        {},
+        {"memory_stats": {}, "cpu_stats": {"cpu_usage": {"total_usage": 0}}},
+        {"memory_stats": None, "cpu_stats": None},
+    ):
         assert sample_of(empty, 5) is None
 
 
@@ -131,7 +137,12 @@ def test_ready_sandboxes_are_sampled_until_they_are_gone(tmp_path: Path) -> None
     assert series[0]["deltas"] == {} and series[0]["sample_delta_ms"] is None
     assert series[1]["deltas"] == {"cpu_usec": 10, "io_wbytes": 1} and series[1]["sample_delta_ms"] > 0
     assert series[2]["deltas"] == {"cpu_usec": 0, "io_wbytes": 0}  # a restarted container counts from nothing
-    assert series[0]["metrics"] == {"metrics_source": "docker_engine", "cpu_usec": 10, "io_wbytes": 1, "mem_cur": 5}
+    assert series[0]["metrics"] == {
+        "metrics_source": "docker_engine",
+        "cpu_usec": 10,
+        "io_wbytes": 1,
+        "mem_cur": 5,
+    }
     assert watched.series("s", 0)[2] == [] and watched.latest("s")[2] is not None
     assert [path.name for path in (tmp_path / "rings").iterdir()] == ["s.ring"]
     records.clear()

@@ -1,4 +1,6 @@
-"""Words of a command line: globals anywhere, both forms of values, terminators, files, and which mistake is reported."""
+"""Words of a command line: globals anywhere, both forms of values, terminators, files, and which mistake is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_globals_may_stand_anywhere(words: tuple[str, ...]) -> None:
 
 
 def test_a_flags_value_is_the_next_word_whatever_it_looks_like() -> None:
-    assert runtime("file_read", "--path", "--sandbox-id", "--sandbox-id", "s").args == {"path": "--sandbox-id"}
+    assert runtime("file_read", "--path", "--sandbox-id", "--sandbox-id", "s").args == {
+        "path": "--sandbox-id"
+    }
     assert runtime("--request-id", "-x", "list_drafts").options == {"request_id": "-x"}
     assert runtime("file_write", "--path", "a", "--content", "--help").args["content"] == "--help"
     assert runtime("file_write", "--path", "a", "--content=").args["content"] == ""
@@ -48,7 +52,9 @@ def test_a_flags_value_is_the_next_word_whatever_it_looks_like() -> None:
 
 def test_in_manager_and_observability_the_sandbox_is_an_argument_of_the_operation() -> None:
     assert manager("inspect_sandbox", "--sandbox-id", "s").args == {"sandbox_id": "s"}
-    assert parse(("snapshot", "--sandbox-id", "s"), "observability", catalog.OBSERVABILITY).args == {"sandbox_id": "s"}
+    assert parse(("snapshot", "--sandbox-id", "s"), "observability", catalog.OBSERVABILITY).args == {
+        "sandbox_id": "s"
+    }
 
 
 def test_a_global_given_twice_is_refused_also_by_its_other_name() -> None:
@@ -57,15 +63,22 @@ def test_a_global_given_twice_is_refused_also_by_its_other_name() -> None:
 
 
 def test_an_argument_given_twice_is_refused_also_by_its_other_name() -> None:
-    assert "more than once" in mistake(manager("create_sandbox", "--image", "i", "--workspace-root", "/a", "--workspace-bind-root", "/b"))
-    assert "more than once" in mistake(runtime("file_write", "--path", "a", "--content", "x", "--content-file", "/dev/null"))
+    assert "more than once" in mistake(
+        manager("create_sandbox", "--image", "i", "--workspace-root", "/a", "--workspace-bind-root", "/b")
+    )
+    assert "more than once" in mistake(
+        runtime("file_write", "--path", "a", "--content", "x", "--content-file", "/dev/null")
+    )
 
 
 def test_positionals_are_taken_as_they_are() -> None:
     for text in ("\x03", "\x04", "a\nb\n", "ls -la", "x" * 98304, "-", ""):
         assert runtime("exec_command", text).args["cmd"] == text
     assert runtime("exec_command", "--", "--version").args["cmd"] == "--version"
-    assert runtime("exec_command", "--timeout-ms", "5", "--", "--help").args == {"timeout_ms": 5, "cmd": "--help"}
+    assert runtime("exec_command", "--timeout-ms", "5", "--", "--help").args == {
+        "timeout_ms": 5,
+        "cmd": "--help",
+    }
     assert runtime("write_command_stdin", "--command-session-id", "c", "-h").args["stdin"] == "-h"
 
 
@@ -74,14 +87,22 @@ def test_one_positional_too_many_names_operation_and_word() -> None:
         mistake(runtime("exec_command", "ls", "-la"))
         == "unexpected positional argument for exec_command: -la; COMMAND is one word: quote all of it"
     )
-    assert mistake(manager("prune", "--dry-run", "false")).endswith("prune: false; write the value of a flag after `=`, as in --flag=false")
+    assert mistake(manager("prune", "--dry-run", "false")).endswith(
+        "prune: false; write the value of a flag after `=`, as in --flag=false"
+    )
 
 
 def test_missing_arguments_are_named_by_flag_or_label() -> None:
-    assert mistake(runtime("exec_command")) == "COMMAND is required for exec_command: The command, run by sh or bash."
+    assert (
+        mistake(runtime("exec_command"))
+        == "COMMAND is required for exec_command: The command, run by sh or bash."
+    )
     assert mistake(runtime("file_read")).startswith("--path is required for file_read: ")
     missing = mistake(manager("create_sandbox", "--image", "i"))
-    assert missing.startswith("--workspace-bind-root is required for create_sandbox (or --workspace-root): Absolute host directory to copy")
+    assert missing.startswith(
+        "--workspace-bind-root is required for create_sandbox (or --workspace-root): Absolute host "
+        "directory to copy"
+    )
     assert "requires a value" in mistake(runtime("file_read", "--path"))
 
 
@@ -106,7 +127,10 @@ def test_a_value_of_the_wrong_type_is_named_by_its_flag(words: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("write_command_stdin", "--command-session-id", "c", "--stdin", "x"), "TEXT stands by itself, or comes from --stdin-file PATH"),
+        (
+            ("write_command_stdin", "--command-session-id", "c", "--stdin", "x"),
+            "TEXT stands by itself, or comes from --stdin-file PATH",
+        ),
         (("write_command_stdin", "--command-session-id", "c", "--text", "x"), "TEXT stands by itself"),
         (("exec_command", "--cmd", "ls"), "COMMAND stands by itself: exec_command … COMMAND"),
         (("exec_command", "--command", "ls"), "COMMAND stands by itself"),
@@ -122,9 +146,14 @@ def test_an_unknown_option_says_what_may_have_been_meant(words: tuple[str, ...],
 
 def test_one_value_where_an_array_belongs_is_shown_as_the_array_and_eos_takes_several() -> None:
     said = mistake(runtime("exec_command", "--env", "A=1 b", "true"))
-    assert said.startswith("""--env must be a JSON array, as in --env '["A=1 b"]' (`eos` also takes --env A=1 b, more than once)""")
-    assert "as in" not in mistake(runtime("exec_command", "--env", "[", "true")), "who began an array knows the form"
-    one_by_one = parse(("exec_command", "--env", "A=1", "--env", "B=2", "true"), "runtime", catalog.RUNTIME, repeated=True)
+    text = """--env must be a JSON array, as in --env '["A=1 b"]' """
+    assert said.startswith(text + "(`eos` also takes --env A=1 b, more than once)")
+    assert "as in" not in mistake(runtime("exec_command", "--env", "[", "true")), (
+        "who began an array knows the form"
+    )
+    one_by_one = parse(
+        ("exec_command", "--env", "A=1", "--env", "B=2", "true"), "runtime", catalog.RUNTIME, repeated=True
+    )
     assert one_by_one.args["env"] == ["A=1", "B=2"]
 
 
@@ -152,11 +181,19 @@ def test_long_texts_come_from_files(tmp_path: Path) -> None:
     file.write_bytes("é\r\nx".encode())
     assert runtime("file_write", "--path", "a", "--content-file", str(file)).args["content"] == "é\r\nx"
     file.write_text('[{"old_string":"a","new_string":"b"}]')
-    assert runtime("file_edit", "--path", "a", f"--edits-file={file}").args["edits"] == [{"old_string": "a", "new_string": "b"}]
-    assert runtime("write_command_stdin", "--command-session-id", "c", "--stdin-file", str(file)).args["stdin"].startswith("[")
+    assert runtime("file_edit", "--path", "a", f"--edits-file={file}").args["edits"] == [
+        {"old_string": "a", "new_string": "b"}
+    ]
+    assert (
+        runtime("write_command_stdin", "--command-session-id", "c", "--stdin-file", str(file))
+        .args["stdin"]
+        .startswith("[")
+    )
     file.write_bytes(b"\xff")
     assert "not valid UTF-8" in mistake(runtime("file_write", "--path", "a", "--content-file", str(file)))
-    assert "No such file" in mistake(runtime("file_write", "--path", "a", "--content-file", str(tmp_path / "none")))
+    assert "No such file" in mistake(
+        runtime("file_write", "--path", "a", "--content-file", str(tmp_path / "none"))
+    )
 
 
 def test_help_is_recognised_before_and_after_the_operation() -> None:
@@ -181,6 +218,11 @@ def test_request_ids_have_the_contracts_grammar() -> None:
 
 def test_the_umbrella_takes_an_array_of_strings_one_by_one() -> None:
     words = ("exec_command", "--env", "A=1", "--env=B=[2]", "make")
-    assert parse(words, "runtime", catalog.RUNTIME, repeated=True).args == {"env": ["A=1", "B=[2]"], "cmd": "make"}
+    assert parse(words, "runtime", catalog.RUNTIME, repeated=True).args == {
+        "env": ["A=1", "B=[2]"],
+        "cmd": "make",
+    }
     assert "--env" in mistake(runtime(*words))
-    assert parse(("exec_command", "--env", '["A=1"]', "make"), "runtime", catalog.RUNTIME, repeated=True).args["env"] == ["A=1"]
+    assert parse(
+        ("exec_command", "--env", '["A=1"]', "make"), "runtime", catalog.RUNTIME, repeated=True
+    ).args["env"] == ["A=1"]

@@ -20,7 +20,9 @@ from eos_mcp.providers import passed_on
         ("", ""),
     ],
 )
-def test_a_proxy_is_passed_on_without_user_and_password(given: str, passed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_is_passed_on_without_user_and_password(
+    given: str, passed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("HTTPS_PROXY", "all_proxy"):
         monkeypatch.setenv(name, given)
     found = passed_on.variables(own_root=False)
@@ -28,7 +30,12 @@ def test_a_proxy_is_passed_on_without_user_and_password(given: str, passed: str,
 
 
 def test_no_variable_is_passed_on_that_is_not_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"AWS_SECRET_ACCESS_KEY": "x", "GITHUB_TOKEN": "x", "NO_PROXY": "a@b,localhost", "HOME": "/home/me"}.items():
+    for name, value in {
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "GITHUB_TOKEN": "x",
+        "NO_PROXY": "a@b,localhost",
+        "HOME": "/home/me",
+    }.items():
         monkeypatch.setenv(name, value)
     found = passed_on.variables(own_root=False)
     assert "NO_PROXY=a@b,localhost" in found and "HOME=/home/me" in found

@@ -1,4 +1,6 @@
-"""Who is not the agent of a sandbox, and stands where it stood: it gets no secret and no request, and nothing that it says reaches anybody."""
+"""Who is not the agent of a sandbox, and stands where it stood: it gets no secret and no request, and nothing
+that it says reaches anybody.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Impostor:
     def learned(self) -> list[str]:
         """What it heard of what it may not know."""
         return [
-            word for word in (TOKEN, BODY, "file_write", "sandbox_daemon_ready", protocol.DAEMON_TOKEN_KEY) if word.encode() in self.heard
+            word
+            for word in (TOKEN, BODY, "file_write", "sandbox_daemon_ready", protocol.DAEMON_TOKEN_KEY)
+            if word.encode() in self.heard
         ]
 
 
@@ -75,7 +79,14 @@ def recorded(line: dict[str, Any]) -> dict[str, Any]:
 def reflected(line: dict[str, Any]) -> dict[str, Any]:
     """The nonce that came, as if it were its own, and a proof of the right form."""
     asked: dict[str, Any] = line.get(proof.PROVE_KEY, {})
-    return {proof.PROVE_KEY: {"format": 1, "start": asked.get("nonce"), "nonce": asked.get("nonce"), "proof": asked.get("nonce")}}
+    return {
+        proof.PROVE_KEY: {
+            "format": 1,
+            "start": asked.get("nonce"),
+            "nonce": asked.get("nonce"),
+            "proof": asked.get("nonce"),
+        }
+    }
 
 
 def wanting(line: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +112,9 @@ def test_an_impostor_at_the_last_port_learns_nothing_and_the_request_reaches_the
             forwarder.targets = manager.target
             forwarder.seen("s")  # it was there just now: nobody looks again
             try:
-                reply = await forwarder.request("s", "file_write", {"content": BODY}, request_id="r", timeout_s=30)
+                reply = await forwarder.request(
+                    "s", "file_write", {"content": BODY}, request_id="r", timeout_s=30
+                )
             finally:
                 forwarder.close()
                 await agent.stop()
@@ -112,7 +125,9 @@ def test_an_impostor_at_the_last_port_learns_nothing_and_the_request_reaches_the
 
 
 @pytest.mark.parametrize("answer", IMPOSTORS)
-def test_an_impostor_alone_is_nobody_and_its_words_reach_no_one(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impostor_alone_is_nobody_and_its_words_reach_no_one(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "RECONNECT_S", 0.1)
 
     async def case() -> OperationError:
@@ -125,7 +140,9 @@ def test_an_impostor_alone_is_nobody_and_its_words_reach_no_one(answer: Any, mon
                 await forwarder.request("s", "file_write", {"content": BODY}, request_id="r", timeout_s=30)
             forwarder.close()
             assert impostor.learned() == []
-            said = await asyncio.to_thread(ask_ready, AgentAddress("127.0.0.1", impostor.port, TOKEN, "s", None, True), timeout_s=10)
+            said = await asyncio.to_thread(
+                ask_ready, AgentAddress("127.0.0.1", impostor.port, TOKEN, "s", None, True), timeout_s=10
+            )
             assert said is not None and FORGED not in said and impostor.learned() == []
         return caught.value
 
@@ -142,7 +159,9 @@ def test_a_sandbox_that_was_not_spoken_to_just_now_is_looked_up_before_its_port_
             forwarder = AgentPool()
             forwarder.targets = manager.target
             try:
-                assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))["op"] == "file_read"
+                assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))[
+                    "op"
+                ] == "file_read"
             finally:
                 forwarder.close()
                 await agent.stop()
@@ -151,7 +170,9 @@ def test_a_sandbox_that_was_not_spoken_to_just_now_is_looked_up_before_its_port_
     asyncio.run(asyncio.wait_for(case(), 60))
 
 
-def test_an_engine_that_hangs_keeps_nobody_from_an_agent_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_keeps_nobody_from_an_agent_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pool, "LOOK_S", 0.05)
 
     async def case() -> None:
@@ -166,7 +187,9 @@ def test_an_engine_that_hangs_keeps_nobody_from_an_agent_that_answers(monkeypatc
         forwarder = AgentPool()
         forwarder.targets = hanging
         try:
-            assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))["op"] == "file_read"
+            assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))[
+                "op"
+            ] == "file_read"
         finally:
             forwarder.close()
             await agent.stop()
@@ -193,7 +216,9 @@ def test_an_agent_of_an_earlier_version_still_gets_its_token(monkeypatch: pytest
 
 @pytest.mark.needs("root", "uid")
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_unix_socket_of_another_user_is_hung_up_on(short_dir: str, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unix_socket_of_another_user_is_hung_up_on(
+    short_dir: str, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "RECONNECT_S", 0.05)
     path = os.path.join(short_dir, "s")
     os.chmod(short_dir, 0o755)
@@ -205,7 +230,9 @@ def test_a_unix_socket_of_another_user_is_hung_up_on(short_dir: str, ours: bool,
         if not ours:
             os.seteuid(65534)
         try:
-            server = await asyncio.start_unix_server(impostor.serve, sock=listening)  # whose the socket is, is settled by its listen(2)
+            server = await asyncio.start_unix_server(
+                impostor.serve, sock=listening
+            )  # whose the socket is, is settled by its listen(2)
         finally:
             os.seteuid(0)
 

@@ -13,7 +13,16 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.record.registry import AgentEndpoint, Registry, RegistryError, SandboxRecord, SharedBase
 
-PUBLIC = ["id", "workspace_root", "state", "activity_revision", "daemon", "daemon_http", "shared_base", "resource_profile"]
+PUBLIC = [
+    "id",
+    "workspace_root",
+    "state",
+    "activity_revision",
+    "daemon",
+    "daemon_http",
+    "shared_base",
+    "resource_profile",
+]
 
 
 def record(sandbox_id: str = "eos-1", **changes: Any) -> SandboxRecord:
@@ -63,7 +72,8 @@ def test_what_operations_show_has_exactly_the_contracts_keys_and_no_token() -> N
 
 
 @pytest.mark.parametrize(
-    "content", ['{"format": 2, "sandboxes": []}', "[]", "{", '{"format": 1, "sandboxes": [{"id": 1}]}', '{"format": 1}']
+    "content",
+    ['{"format": 2, "sandboxes": []}', "[]", "{", '{"format": 1, "sandboxes": [{"id": 1}]}', '{"format": 1}'],
 )
 def test_a_file_that_is_no_registry_of_ours_is_left_alone_and_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "registry.json"
@@ -79,7 +89,12 @@ def test_a_move_from_another_state_is_refused_and_names_both(tmp_path: Path) -> 
     with pytest.raises(OperationError) as caught:
         registry.move("eos-1", ("ready", "failed", "stopped"), "stopping")
     assert caught.value.kind == "invalid_request"
-    assert caught.value.details == {"sandbox_id": "eos-1", "state": "stopping", "wanted": "stopping", "reason": "wrong_state"}
+    assert caught.value.details == {
+        "sandbox_id": "eos-1",
+        "state": "stopping",
+        "wanted": "stopping",
+        "reason": "wrong_state",
+    }
     assert registry.get("eos-1").state == "stopping"
 
 
@@ -91,7 +106,9 @@ def test_an_unknown_id_is_an_invalid_request_with_the_words_that_scripts_match(t
     assert caught.value.details["reason"] == "sandbox_not_found"
 
 
-@pytest.mark.parametrize("damage", [{"token": 7}, {"token": ["secret-of-1"]}, {"created_unix_ms": None}, {"state": "secret-of-1"}])
+@pytest.mark.parametrize(
+    "damage", [{"token": 7}, {"token": ["secret-of-1"]}, {"created_unix_ms": None}, {"state": "secret-of-1"}]
+)
 def test_what_is_damaged_is_named_without_any_token(tmp_path: Path, damage: dict[str, Any]) -> None:
     path = tmp_path / "registry.json"
     Registry.open(str(path)).put(record())

@@ -1,4 +1,6 @@
-"""The relay against the long way: the same answers, the same requests at the agent, whichever of them carries a request."""
+"""The relay against the long way: the same answers, the same requests at the agent, whichever of them carries
+a request.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ async def warm(one: Gateway) -> None:
 
 
 def both_ways(folder: str, behaviour: Behaviour, data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
-    """What the client reads, what the agent was asked and what counted as a change: over the long way, then over the relay."""
+    """What the client reads, what the agent was asked and what counted as a change: over the long way, then
+    over the relay.
+    """
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
     found: list[Seen] = []
     for relayed in (False, True):
@@ -149,18 +153,24 @@ def test_the_end_of_the_time_is_told_the_same_way_and_the_late_answer_meets_no_o
         return await echo(request, writer)
 
     monkeypatch.setattr(catalog, "budget_s", lambda _, args: 0.5 if args.get("wait") else 30.0)
-    long, relayed = both_ways(short_dir, silent, line("file_read", scope=SANDBOX, args={"wait": True}), monkeypatch)
+    long, relayed = both_ways(
+        short_dir, silent, line("file_read", scope=SANDBOX, args={"wait": True}), monkeypatch
+    )
     assert long == relayed
     assert json.loads(long[0])["error"]["details"]["reason"] == "forward_timeout"
 
 
-def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
         await warm(one)
         text = "x" * 50_000
-        assert (await one.raw(line("file_write", scope=SANDBOX, args={"text": text})))["args"] == {"text": text}
+        assert (await one.raw(line("file_write", scope=SANDBOX, args={"text": text})))["args"] == {
+            "text": text
+        }
         data = line("file_write", scope=SANDBOX, args={"n": 2})
         reader, writer = await asyncio.open_unix_connection(one.path)
         for n in range(0, len(data), 50):
@@ -168,7 +178,11 @@ def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(short_dir: st
             await asyncio.sleep(0.001)
         assert json.loads(await reader.readline())["args"] == {"n": 2}
         writer.close()
-        first = await all_of(one, line("file_write", scope=SANDBOX, args={"n": 3}) + line("file_write", scope=SANDBOX, args={"n": 4}))
+        first = await all_of(
+            one,
+            line("file_write", scope=SANDBOX, args={"n": 3})
+            + line("file_write", scope=SANDBOX, args={"n": 4}),
+        )
         assert json.loads(first)["args"] == {"n": 3}  # one request per connection
         assert kind(await one.raw(line("file_write", scope=SANDBOX).replace(b",", b",\n", 1))) == "bad_json"
         assert kind(await one.raw(line("file_write", scope=SANDBOX, token="wrong"))) == "unauthorized"
@@ -176,7 +190,9 @@ def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(short_dir: st
     run(short_dir, case)
 
 
-def test_a_connection_that_was_idle_proves_itself_before_the_relay_sends(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_was_idle_proves_itself_before_the_relay_sends(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 0.0)
 
     async def case(one: Gateway) -> None:
@@ -194,7 +210,9 @@ def test_a_connection_that_was_idle_proves_itself_before_the_relay_sends(short_d
     run(short_dir, case)
 
 
-def test_a_kept_connection_that_ends_is_dropped_and_an_agent_that_moved_is_found(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_connection_that_ends_is_dropped_and_an_agent_that_moved_is_found(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
@@ -209,7 +227,9 @@ def test_a_kept_connection_that_ends_is_dropped_and_an_agent_that_moved_is_found
     run(short_dir, case)
 
 
-def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwards(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwards(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
@@ -228,7 +248,9 @@ def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwar
             await warm(one)
             inside.clear()
             release.clear()
-            command = asyncio.create_task(one.raw(line("exec_command", scope=SANDBOX, request_id="long", args=args)))
+            command = asyncio.create_task(
+                one.raw(line("exec_command", scope=SANDBOX, request_id="long", args=args))
+            )
             await inside.wait()
             assert len(one.server._relay) == 1 and not one.server._open  # pyright: ignore[reportPrivateUsage]
             told = await one.raw(line("cancel_request", scope=SANDBOX, args={"request_id": "long"}))
@@ -268,7 +290,9 @@ def test_a_relayed_request_counts_as_a_connection_and_is_told_when_the_gateway_s
     run(short_dir, case, limit=1)
 
 
-def test_a_client_that_left_meanwhile_costs_nobody_anything(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_left_meanwhile_costs_nobody_anything(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
@@ -295,7 +319,9 @@ def test_a_client_that_left_meanwhile_costs_nobody_anything(short_dir: str, monk
     run(short_dir, case)
 
 
-def test_who_says_nothing_is_told_so_when_the_time_is_over_or_the_gateway_stops(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_nothing_is_told_so_when_the_time_is_over_or_the_gateway_stops(
+    short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def case(one: Gateway) -> None:
         monkeypatch.setattr(gateway_server, "READ_TIMEOUT_S", 0.05)
         reply = json.loads(await all_of(one, b""))

@@ -31,7 +31,9 @@ def test_without_a_path_the_roots_are_listed_by_their_full_names(tree: Path) -> 
     }
 
 
-def test_without_configured_roots_the_home_directory_is_offered(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_configured_roots_the_home_directory_is_offered(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tree))
     assert [entry["path"] for entry in roots.list_directories(None, None)["directories"]] == [str(tree)]
 

@@ -27,7 +27,9 @@ WRAPPERS = (
 
 @pytest.fixture
 def product(state_dir: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """The state directory of gateways that the product root starts. Its Python is the one that runs the tests."""
+    """The state directory of gateways that the product root starts. Its Python is the one that runs the
+    tests.
+    """
     monkeypatch.setenv("EOS_GATEWAY_BACKEND", "none")
     monkeypatch.setenv("VIRTUAL_ENV", os.path.dirname(os.path.dirname(sys.executable)))
     with no_gateway_left(state_dir):
@@ -44,13 +46,23 @@ def start(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Its output is a pipe that has to end: a gateway that held it open would never let this return."""
     program = str(ROOT / "bin" / "start-sandbox-docker-gateway")
     return subprocess.run(
-        [program, *words], env={**os.environ, **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S
+        [program, *words],
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
     )
 
 
 def wrapper(name: str, *words: str, cwd: str = "/") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(ROOT / "bin" / name), *words], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S
+        [str(ROOT / "bin" / name), *words],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
     )
 
 
@@ -66,10 +78,14 @@ def test_every_wrapper_is_there_and_explains_itself(product: str, name: str) -> 
     assert (done.returncode, done.stderr) == (0, "") and name in done.stdout
 
 
-def test_the_wrappers_work_without_an_installed_package(product: str, short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wrappers_work_without_an_installed_package(
+    product: str, short_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a copy of the tree, with a python3 that knows nothing of it."""
     for name in ("bin", "eos_mcp", "agent_image", "layerstack"):
-        shutil.copytree(ROOT / name, os.path.join(short_dir, name), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, os.path.join(short_dir, name), ignore=shutil.ignore_patterns("__pycache__")
+        )
     os.mkdir(os.path.join(short_dir, "path"))
     with open(os.path.join(short_dir, "path", "python3"), "w") as file:
         file.write(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S "$@"\n')
@@ -88,7 +104,10 @@ def test_it_starts_replaces_and_answers_when_it_returns(product: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     first = pid_in(pid_file)
     assert gateways_of(product) == [first]
-    assert wrapper("sandbox-manager-cli", "--gateway-socket", f"127.0.0.1:{port}", "list_sandboxes").stdout == '{"sandboxes":[]}\n'
+    assert (
+        wrapper("sandbox-manager-cli", "--gateway-socket", f"127.0.0.1:{port}", "list_sandboxes").stdout
+        == '{"sandboxes":[]}\n'
+    )
     assert wrapper("sandbox-manager-cli", "list_sandboxes").stdout == '{"sandboxes":[]}\n'
     assert start(*words).returncode == 0
     second = pid_in(pid_file)
@@ -122,7 +141,9 @@ def test_an_invalid_configuration_is_a_failure_that_names_the_key(product: str) 
     with open(bad, "w") as file:
         file.write("manager: {docker: {nope: 1}}\n")
     port = free_port()
-    done = start("--gateway-socket", f"127.0.0.1:{port}", "--pid-file", f"{product}/p", SANDBOX_GATEWAY_CONFIG_YAML=bad)
+    done = start(
+        "--gateway-socket", f"127.0.0.1:{port}", "--pid-file", f"{product}/p", SANDBOX_GATEWAY_CONFIG_YAML=bad
+    )
     assert done.returncode == 1 and "manager.docker.nope: unknown field" in done.stderr
     assert gateways_of(product) == [] and not os.path.exists(f"{product}/p")
 

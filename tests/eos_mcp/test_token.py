@@ -16,7 +16,11 @@ from eos_mcp.config import paths, token_file
 
 def helper(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "eos_mcp.cli.gateway_token", *words], input=stdin, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "eos_mcp.cli.gateway_token", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -52,11 +56,17 @@ def test_a_token_is_minted_once_with_mode_0600_whoever_asks_first(state_dir: str
         (b"\xff\n", 0o600, "not text"),
     ],
 )
-def test_a_file_that_is_not_as_it_should_be_is_an_error_that_does_not_show_it(state_dir: str, content: bytes, mode: int, said: str) -> None:
+def test_a_file_that_is_not_as_it_should_be_is_an_error_that_does_not_show_it(
+    state_dir: str, content: bytes, mode: int, said: str
+) -> None:
     path = put(content, mode)
     with pytest.raises(OperationError, match=said) as caught:
         token_file.read()
-    assert caught.value.kind == "config_error" and path in caught.value.message and "secret" not in caught.value.message
+    assert (
+        caught.value.kind == "config_error"
+        and path in caught.value.message
+        and "secret" not in caught.value.message
+    )
 
 
 def test_a_directory_or_a_fifo_is_no_token_file(state_dir: str) -> None:
@@ -81,7 +91,9 @@ def test_the_helper_prints_places_and_tokens(state_dir: str) -> None:
     assert helper("write", stdin="one\ntwo\n").returncode == 1
 
 
-def test_a_file_that_was_named_on_purpose_is_not_overwritten(state_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_named_on_purpose_is_not_overwritten(
+    state_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SANDBOX_GATEWAY_TOKEN_FILE", f"{state_dir}/mine")
     assert helper("write", stdin="first\n").returncode == 0
     assert helper("write", stdin="first\n").returncode == 0

@@ -9,10 +9,17 @@ import time
 from tests.layerstack.store_fixture import Session, Stack, put
 
 SECOND = 1_000_000_000
-TOOLS = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": ""}
+TOOLS = {
+    "PATH": os.environ.get("PATH", os.defpath),
+    "LC_ALL": "C.UTF-8",
+    "HOME": "/nonexistent",
+    "PYTHONDONTWRITEBYTECODE": "",
+}
 
 _begun: dict[int, int] = {}
-"""When each process first asked: every test of a stack runs in one of its own, which may be long after the modules were imported."""
+"""When each process first asked: every test of a stack runs in one of its own, which may be long after the
+modules were imported.
+"""
 
 
 def _start() -> int:
@@ -20,7 +27,9 @@ def _start() -> int:
 
 
 def age(stack: Stack, *, seconds: int = 1000) -> None:
-    """The base is so old, and the store a little younger: what sessions write is newer than both, whatever the clock's grain."""
+    """The base is so old, and the store a little younger: what sessions write is newer than both, whatever
+    the clock's grain.
+    """
     when = _start() - seconds * SECOND
     for folder, names, files in os.walk(stack.base, topdown=False):
         for name in (*names, *files):
@@ -45,7 +54,13 @@ def date(session: Session, path: str, *, ago: int) -> None:
 def run(session: Session, *argv: str, env: dict[str, str] | None = None) -> str:
     """What a command in a session's workspace prints; it must succeed."""
     done = subprocess.run(
-        argv, cwd=session.view, env={**TOOLS, **(env or {})}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240
+        argv,
+        cwd=session.view,
+        env={**TOOLS, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
     return done.stdout

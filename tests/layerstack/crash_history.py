@@ -1,7 +1,9 @@
-"""One history of a store that passes every durable step once or more, and what must be true wherever it is cut off.
+"""One history of a store that passes every durable step once or more, and what must be true wherever it is
+cut off.
 
-`play` tells a journal what it is about to do and what is done. `check` opens what was left behind and compares it with the journal: the head
-is the last acknowledged one or the one that was under way, work is in a draft or published, and gc leaves nothing over.
+`play` tells a journal what it is about to do and what is done. `check` opens what was left behind and
+compares it with the journal: the head is the last acknowledged one or the one that was under way, work is in
+a draft or published, and gc leaves nothing over.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def prepare(folder: str, mounts: str, form_name: str) -> Places:
 
 
 class Journal:
-    """What was under way and what was acknowledged, on another file system than the store: one JSON line each, written at once."""
+    """What was under way and what was acknowledged, on another file system than the store: one JSON line
+    each, written at once.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -120,9 +124,15 @@ def line(number: int, text: bytes) -> bytes:
 
 
 def play(
-    places: Places, journal: Journal, step: Step, done: Callable[[], None] = lambda: None, trees: dict[int, Tree] | None = None
+    places: Places,
+    journal: Journal,
+    step: Step,
+    done: Callable[[], None] = lambda: None,
+    trees: dict[int, Tree] | None = None,
 ) -> None:
-    """The history. `done` is called when something was acknowledged, with nothing under way; `trees` gets what each version shows."""
+    """The history. `done` is called when something was acknowledged, with nothing under way; `trees` gets
+    what each version shows.
+    """
 
     def acknowledge(what: str, value: str = "") -> None:
         journal.note(what, value)
@@ -143,7 +153,9 @@ def play(
         hooks.pop(name, lambda: None)()
 
     journal.note("create")
-    Store.create(places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form, step=step)
+    Store.create(
+        places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form, step=step
+    )
     acknowledge("head", "1")
     store = Store.open(places.root, step=hooked)
     if trees is not None:
@@ -237,7 +249,10 @@ def play(
         published(version)
     journal.note("squash")
     blocks = store.squash().blocks  # above the base of h and of the draft; and below it, what h is mounted on
-    assert [(len(block.replaced_layer_ids), block.reclaimed) for block in blocks] == [(2, True), (3, False)], blocks
+    assert [(len(block.replaced_layer_ids), block.reclaimed) for block in blocks] == [
+        (2, True),
+        (3, False),
+    ], blocks
     published(8)
     journal.note("work", "work of h")
     h.rebase()
@@ -302,7 +317,9 @@ def play(
     f.discard()
     store.gc()
     gone = {i for block in folded for i in block.replaced_layer_ids}
-    assert gone.isdisjoint(os.listdir(os.path.join(places.root, "layers"))) and not os.listdir(os.path.join(places.root, "staging"))
+    assert gone.isdisjoint(os.listdir(os.path.join(places.root, "layers"))) and not os.listdir(
+        os.path.join(places.root, "staging")
+    )
 
     w = store.open_upper("w", origin="workspace_session:w")
     with shown(w, at("w")) as m:
@@ -350,7 +367,8 @@ def demand(holds: bool, text: str) -> None:
 
 
 def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, power_cut: bool = False) -> None:
-    """Opens what a cut left and compares. With `power_cut`, work that nobody acknowledged may be gone; all else may not.
+    """Opens what a cut left and compares. With `power_cut`, work that nobody acknowledged may be gone; all
+    else may not.
 
     Raises:
         Violated: which promise does not hold.
@@ -365,8 +383,14 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
         recovered = (*store.recovered, *_asked_for(store))
         now = store.head.version
         under_way = notes[-1][0] in ("work", "update", "squash", "rollback") if notes else False
-        possible = {acknowledged, acknowledged + 1} if under_way and acknowledged < len(wanted.versions) else {acknowledged}
-        demand(now in possible, f"the head is {now}, acknowledged is {acknowledged}, possible {sorted(possible)}")
+        possible = (
+            {acknowledged, acknowledged + 1}
+            if under_way and acknowledged < len(wanted.versions)
+            else {acknowledged}
+        )
+        demand(
+            now in possible, f"the head is {now}, acknowledged is {acknowledged}, possible {sorted(possible)}"
+        )
         head = look(places, store.snapshot())
         demand(head == wanted.versions[now], f"version {now} shows another tree than it did")
         _check_versions(places, store, wanted)
@@ -388,7 +412,7 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
 
 
 def _asked_for(store: Store) -> list[Draft]:
-    """A session whose recovery was cut off twice waits until somebody asks for it, and nothing of it is lost."""
+    """A session whose recovery was cut off twice waits until somebody asks for it, and nothing of it is lost."""  # noqa: E501
     found: list[Draft] = []
     for session in store.dead.all():
         demand(session.quarantined and session.why == DIED, f"{session} was not recovered")
@@ -401,9 +425,15 @@ def _asked_for(store: Store) -> list[Draft]:
 def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
     """Every version that can be opened shows what it did, and none of them lies inside a squashed block."""
     versions = {int(name.partition(".")[0]) for name in os.listdir(os.path.join(places.root, "manifests"))}
-    demand(store.head.version in versions, f"the head {store.head.version} is not among the versions {sorted(versions)}")
+    demand(
+        store.head.version in versions,
+        f"the head {store.head.version} is not among the versions {sorted(versions)}",
+    )
     for version in versions:
-        demand(look(places, store.snapshot(version)) == wanted.versions[version], f"version {version} shows another tree than it did")
+        demand(
+            look(places, store.snapshot(version)) == wanted.versions[version],
+            f"version {version} shows another tree than it did",
+        )
     for layer in store.layers.of(store.head):
         inside = versions & set(range(layer.first_version, layer.version))
         demand(not inside, f"versions {inside} lie inside {layer.id} and can be opened")
@@ -411,22 +441,39 @@ def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
 
 def _check_pins(store: Store, notes: list[tuple[str, str]]) -> None:
     """What was acknowledged is so: pinned and openable, or not pinned any more."""
-    said = [(what, int(value)) for what, value in notes if what in ("pinning", "pinned", "unpinning", "unpinned")]
+    said = [
+        (what, int(value)) for what, value in notes if what in ("pinning", "pinned", "unpinning", "unpinned")
+    ]
     pins = store.pinned()
     demand(set(pins) <= {version for _, version in said}, f"pins that nobody made: {pins}")
     if said and said[-1][0] in ("pinned", "unpinned"):
         what, version = said[-1]
-        demand((version in pins) == (what == "pinned"), f"version {version} was acknowledged as {what}, pins are {sorted(pins)}")
+        demand(
+            (version in pins) == (what == "pinned"),
+            f"version {version} was acknowledged as {what}, pins are {sorted(pins)}",
+        )
     for version in pins:
-        demand(store.snapshot(version).version == version, f"version {version} is pinned and cannot be opened")
+        demand(
+            store.snapshot(version).version == version, f"version {version} is pinned and cannot be opened"
+        )
 
 
 def _holds(tree: Tree, text: bytes) -> bool:
     return any(text in entry.body for entry in tree.values() if entry.kind == FILE)
 
 
-def _check_work(places: Places, store: Store, notes: list[tuple[str, str]], head: Tree, kept: list[Draft], *, power_cut: bool) -> None:
-    """Every piece of work that a session had written is published or in a draft, byte for byte; each acknowledged draft holds all of its own."""
+def _check_work(
+    places: Places,
+    store: Store,
+    notes: list[tuple[str, str]],
+    head: Tree,
+    kept: list[Draft],
+    *,
+    power_cut: bool,
+) -> None:
+    """Every piece of work that a session had written is published or in a draft, byte for byte; each
+    acknowledged draft holds all of its own.
+    """
     shown_by: dict[str, Tree] = {"": head}
     for n, draft in enumerate(kept):
         upper = store.open_upper(f"check-{n}", origin="workspace_session:check", draft_id=draft.draft_id)
@@ -441,12 +488,16 @@ def _check_work(places: Places, store: Store, notes: list[tuple[str, str]], head
                 continue
             demand(draft_id in shown_by, f"{draft_id} was acknowledged and is gone")
             for piece in texts.split(","):
-                demand(_holds(shown_by[draft_id], piece.encode() + b"\n"), f"{piece!r} is gone from its draft")
+                demand(
+                    _holds(shown_by[draft_id], piece.encode() + b"\n"), f"{piece!r} is gone from its draft"
+                )
         elif what == "discarded":
             demand(value not in shown_by, f"{value} was discarded and is back")
         elif what == "work" and not power_cut:
             text = value.encode() + b"\n"
-            kept_in = any(_holds(tree, text) for tree in shown_by.values()) or _in_a_version(places, store, text)
+            kept_in = any(_holds(tree, text) for tree in shown_by.values()) or _in_a_version(
+                places, store, text
+            )
             demand(kept_in, f"{value!r} is neither published nor in a draft")
 
 
@@ -469,7 +520,11 @@ def _check_nothing_left(root: str, store: Store) -> None:
     listed = {d.draft_id for d in store.drafts()}
     drafts = set(os.listdir(os.path.join(root, "drafts")))
     demand(drafts == listed, f"half drafts: {sorted(drafts - listed)}")
-    folders = [folder for folder in (root, os.path.join(root, "manifests"), os.path.join(root, "pins")) if os.path.isdir(folder)]
+    folders = [
+        folder
+        for folder in (root, os.path.join(root, "manifests"), os.path.join(root, "pins"))
+        if os.path.isdir(folder)
+    ]
     stray = [name for folder in folders for name in os.listdir(folder) if name.endswith(".tmp")]
     demand(not stray, f"temporary files: {stray}")
 
@@ -482,4 +537,7 @@ def _check_usable(places: Places, store: Store) -> None:
         put(m, "afterwards", b"%d\n" % before)
     upper.publish(owner="after", request_id="after")
     demand(store.head.version == before + 1, "nothing can be published any more")
-    demand(_holds(look(places, store.snapshot()), b"%d\n" % before), "what was published afterwards does not show")
+    demand(
+        _holds(look(places, store.snapshot()), b"%d\n" % before),
+        "what was published afterwards does not show",
+    )

@@ -1,8 +1,10 @@
-"""A version exported to a directory by the product's own writer: what the destination must be afterwards, restated on trees.
+"""A version exported to a directory by the product's own writer: what the destination must be afterwards,
+restated on trees.
 
-The destination is the base as a person has it, with owners, groups, setgid folders and attributes of their own. Afterwards it shows the version:
-kinds, contents, targets, modes. What replaces a file has that file's owner, group and attributes; what is new has what its folder says, and, of a
-directory with the setgid bit, the group and the bit. What the version has as in the base is not touched. Names of one file are names of one
+The destination is the base as a person has it, with owners, groups, setgid folders and attributes of their
+own. Afterwards it shows the version: kinds, contents, targets, modes. What replaces a file has that file's
+owner, group and attributes; what is new has what its folder says, and, of a directory with the setgid bit,
+the group and the bit. What the version has as in the base is not touched. Names of one file are names of one
 file, holes are holes. Other names of a file, outside of the destination, show what they did.
 """
 
@@ -100,10 +102,22 @@ def delivery(snapshot: Snapshot, store: str, folder: str, base: Tree, version: S
     with digests_of(store) as digests:
         data = joined(stream(snapshot, digests=digests, holes=True))
     places = Guards(home="/nonexistent-home", own=(), journals=records)
-    apply(io.BytesIO(data), ExportRequest(dest), limits=ExportLimits(), places=places, progress=lambda line: None)
-    if (read_tree(outside, after), [at.mtime_ns for at in after.values()]) != (others, [at.mtime_ns for at in before.values()]):
+    apply(
+        io.BytesIO(data),
+        ExportRequest(dest),
+        limits=ExportLimits(),
+        places=places,
+        progress=lambda line: None,
+    )
+    if (read_tree(outside, after), [at.mtime_ns for at in after.values()]) != (
+        others,
+        [at.mtime_ns for at in before.values()],
+    ):
         return "a name outside of the destination leads to another file, or one with other attributes"
-    got, want = read_tree(dest, besides), expected(base, person, version.tree, version.besides, root=os.geteuid() == 0)
+    got, want = (
+        read_tree(dest, besides),
+        expected(base, person, version.tree, version.besides, root=os.geteuid() == 0),
+    )
     for path in sorted(got.keys() | want.keys()):
         one, other = got.get(path), want.get(path)
         if one is None or other is None or (one.kind, one.body) != (other.kind, other.body):
@@ -116,13 +130,20 @@ def delivery(snapshot: Snapshot, store: str, folder: str, base: Tree, version: S
 
 
 def _names_and_holes(base: Tree, version: Side, besides: Besides) -> str:
-    own = [path for path in sorted(version.tree) if version.tree[path].kind == FILE and version.tree[path] != base.get(path)]
+    own = [
+        path
+        for path in sorted(version.tree)
+        if version.tree[path].kind == FILE and version.tree[path] != base.get(path)
+    ]
     for which, other in ((version.besides, besides), (besides, version.besides)):
         first: dict[tuple[int, int], str] = {}
         for path in own:
             before = first.setdefault(which[path].inode, path)
             if other[path].inode != other[before].inode:
-                return f"{before!r} and {path!r} are {'no more' if which is version.besides else 'now'} names of one file"
+                return (
+                    f"{before!r} and {path!r} are {'no more' if which is version.besides else 'now'} "
+                    f"names of one file"
+                )
     for path in own:
         if besides[path].data > version.besides[path].data:
             return f"{path!r} holds {besides[path].data} bytes, in the version {version.besides[path].data}"

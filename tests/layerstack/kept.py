@@ -1,7 +1,9 @@
-"""What a publication keeps beside the states of paths: times, names of one file, holes. None of it is compared, and none of it is invented.
+"""What a publication keeps beside the states of paths: times, names of one file, holes. None of it is
+compared, and none of it is invented.
 
-publish-rules 12: a time is that of the side that a path was taken from, and what sealing and merging do to directories leaves none; names of one
-file stay names of one file among what a session changed; holes stay holes.
+publish-rules 12: a time is that of the side that a path was taken from, and what sealing and merging do to
+directories leaves none; names of one file stay names of one file among what a session changed; holes stay
+holes.
 """
 
 from __future__ import annotations
@@ -50,7 +52,15 @@ class Act(NamedTuple):
 def broken(act: Act) -> str:
     """What it should have kept and did not, or ''."""
     rule = ignore_of(act.base.tree)
-    one_rule = len({tuple(sorted((p, e.body) for p, e in side.tree.items() if p.endswith(".gitignore"))) for side in act[:3]}) == 1
+    one_rule = (
+        len(
+            {
+                tuple(sorted((p, e.body) for p, e in side.tree.items() if p.endswith(".gitignore")))
+                for side in act[:3]
+            }
+        )
+        == 1
+    )
 
     def is_output(path: str) -> bool:
         return path != "" and rule(path, False)
@@ -64,47 +74,73 @@ def broken(act: Act) -> str:
 def content_changed(old: Tree, new: Tree, path: str) -> bool:
     """Is it a file in the second, of other content than in the first?"""
     before, after = old.get(path), new.get(path)
-    return after is not None and after.kind == FILE and (before is None or (before.kind, before.body) != (FILE, after.body))
+    return (
+        after is not None
+        and after.kind == FILE
+        and (before is None or (before.kind, before.body) != (FILE, after.body))
+    )
 
 
 def times_on_the_base(act: Act, is_output: Callable[[str], bool]) -> str:
-    """publish-rules 12 and 14: the session's times where it changed something, the base's or the session's elsewhere. An input that came with a
-    time from before the base was published has one from after it."""
+    """publish-rules 12 and 14: the session's times where it changed something, the base's or the session's
+    elsewhere. An input that came with a time from before the base was published has one from after it.
+    """
     own = changed(act.base.tree, act.ours.tree)
     above = {a for path in own for a in ancestors(path)}
     for path, entry in sorted(act.result.tree.items()):
         got = act.result.besides[path].mtime_ns
         if path in own or (entry.kind == DIRECTORY and path in above):
             want = act.ours.besides[path].mtime_ns
-            old = content_changed(act.base.tree, act.ours.tree, path) and not is_output(path) and want <= act.committed_ns + TICK_NS
+            old = (
+                content_changed(act.base.tree, act.ours.tree, path)
+                and not is_output(path)
+                and want <= act.committed_ns + TICK_NS
+            )
             raised = old and path in act.base.tree and want < act.committed_ns - LONG_NS
             if raised and got <= want:
                 return f"{path!r} came with a time from before the base was published, {want}, and kept it"
             if got != want and not (old and got > want):
                 return f"{path!r} was changed, and has not the session's time: {got}, not {want}"
-        elif got not in [side.besides[path].mtime_ns for side in (act.base, act.ours) if path in side.besides]:
+        elif got not in [
+            side.besides[path].mtime_ns for side in (act.base, act.ours) if path in side.besides
+        ]:
             return f"{path!r} was not changed, and has a time that neither base nor session had: {got}"
     return ""
 
 
 def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
-    """On a head that moved: what ours did not change has a time that one of the three had there; our inputs are newer than all that the head
-    has, our outputs no newer than they were; and among each of the two the order is kept."""
+    """On a head that moved: what ours did not change has a time that one of the three had there; our inputs
+    are newer than all that the head has, our outputs no newer than they were; and among each of the two the
+    order is kept.
+    """
     own = changed(act.base.tree, act.ours.tree)
-    newest = max((at for path, (at, *_) in act.head.besides.items() if act.head.tree[path].kind == FILE), default=0)
+    newest = max(
+        (at for path, (at, *_) in act.head.besides.items() if act.head.tree[path].kind == FILE), default=0
+    )
     raised: list[tuple[int, int, str]] = []
     for path, entry in sorted(act.result.tree.items()):
         got = act.result.besides[path].mtime_ns
         mine = act.ours.besides[path].mtime_ns if path in act.ours.besides else None
         touched = path in act.base.besides and mine != act.base.besides[path].mtime_ns
-        sides = [at[path].mtime_ns for at in (*(side.besides for side in act[:3]), *act.between) if path in at]
-        if entry.kind == DIRECTORY:  # one that got or lost a name is an input, or an output; what only leads to a change is neither
+        sides = [
+            at[path].mtime_ns for at in (*(side.besides for side in act[:3]), *act.between) if path in at
+        ]
+        if (
+            entry.kind == DIRECTORY
+        ):  # one that got or lost a name is an input, or an output; what only leads to a change is neither
             if path in act.base.besides and not touched and got not in sides:
-                return f"{path!r}, a directory, has a time that neither base, session nor head had: {got}, not in {sides}"
+                return (
+                    f"{path!r}, a directory, has a time that neither base, session nor head had: {got}, "
+                    f"not in {sides}"
+                )
         elif path not in own:
             if got not in sides and any(side.tree.get(path) == entry for side in act[:3]) and not touched:
                 return f"{path!r} has a time that neither base, session nor head had: {got}, not in {sides}"
-        elif entry.kind == FILE and entry == act.ours.tree.get(path) != act.head.tree.get(path) and mine is not None:
+        elif (
+            entry.kind == FILE
+            and entry == act.ours.tree.get(path) != act.head.tree.get(path)
+            and mine is not None
+        ):
             if is_output(path):
                 if got > mine:
                     return f"{path!r}, an output, was raised from {mine} to {got}"
@@ -119,22 +155,36 @@ def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
 
 
 def stale(act: Act, is_output: Callable[[str], bool]) -> str:
-    """No output is newer than an input that its maker had not seen: ours than what the head has changed, the head's than what ours has."""
+    """No output is newer than an input that its maker had not seen: ours than what the head has changed, the
+    head's than what ours has.
+    """
     for makers, others in ((act.ours, act.head), (act.head, act.ours)):
-        made = [p for p in act.result.tree if is_output(p) and is_taken(act, makers, p) and not is_as_it_was(act, others, p)]
+        made = [
+            p
+            for p in act.result.tree
+            if is_output(p) and is_taken(act, makers, p) and not is_as_it_was(act, others, p)
+        ]
         unseen = [p for p in act.result.tree if not is_output(p) and is_taken(act, others, p)]
         inodes = {act.result.besides[path].inode for path in unseen}
         for path in made:
             for source in unseen:
                 at, of = act.result.besides[path].mtime_ns, act.result.besides[source].mtime_ns
                 if at >= of and act.result.besides[path].inode not in inodes:
-                    return f"{path!r}, of {at}, is no older than {source!r}, of {of}, that its session had not seen"
+                    return (
+                        f"{path!r}, of {at}, is no older than {source!r}, of {of}, that its session had "
+                        f"not seen"
+                    )
     return ""
 
 
 def is_as_it_was(act: Act, side: Side, path: str) -> bool:
-    """Has the result the file of this side, with its time? Both sides may have made the same; its order among that side's files stays."""
-    return side.tree.get(path) == act.result.tree[path] and side.besides[path].mtime_ns == act.result.besides[path].mtime_ns
+    """Has the result the file of this side, with its time? Both sides may have made the same; its order among
+    that side's files stays.
+    """
+    return (
+        side.tree.get(path) == act.result.tree[path]
+        and side.besides[path].mtime_ns == act.result.besides[path].mtime_ns
+    )
 
 
 def is_taken(act: Act, side: Side, path: str) -> bool:
@@ -143,9 +193,11 @@ def is_taken(act: Act, side: Side, path: str) -> bool:
 
 
 def split_names(base: Side, ours: Side, head: Side, result: Side) -> str:
-    """Files that ours changed, and that the head did not, share an inode afterwards if and only if they did in the session.
+    """Files that ours changed, and that the head did not, share an inode afterwards if and only if they did
+    in the session.
 
-    In a user namespace a file that was copied up and its new name show numbers of their own, and the count of names.
+    In a user namespace a file that was copied up and its new name show numbers of their own, and the count of
+    names.
     """
     taken = [
         path
@@ -159,7 +211,9 @@ def split_names(base: Side, ours: Side, head: Side, result: Side) -> str:
             before = first.setdefault(which.besides[path].inode, path)
             told = which is ours or min(ours.besides[path].links, ours.besides[before].links) == 1
             if told and other.besides[path].inode != other.besides[before].inode:
-                return f"{before!r} and {path!r} are {'no more' if which is ours else 'now'} names of one file"
+                return (
+                    f"{before!r} and {path!r} are {'no more' if which is ours else 'now'} names of one file"
+                )
     return ""
 
 
@@ -172,9 +226,12 @@ def filled_holes(base: Side, ours: Side, head: Side, result: Side) -> str:
     return ""
 
 
-def reshaped(old: Side, new: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None) -> str:
-    """What an act without a session should have kept of times and did not, or ''. A directory that gets or loses a name has its time from now,
-    so has a file that was written; all else keeps the time that it had, also at another path. What took the place of another file there may be newer.
+def reshaped(
+    old: Side, new: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None
+) -> str:
+    """What an act without a session should have kept of times and did not, or ''. A directory that gets or
+    loses a name has its time from now, so has a file that was written; all else keeps the time that it had,
+    also at another path. What took the place of another file there may be newer.
 
     Args:
         began_ns: the clock before the act.
@@ -191,7 +248,9 @@ def reshaped(old: Side, new: Side, began_ns: int, written: str | None = None, mo
             touched = touched or names_in(old.tree, path) != names_in(new.tree, path)
         if touched and got < began_ns - TICK_NS:
             return f"{path!r} was touched at {began_ns}, and has the time {got}"
-        over = source != path and entry.kind == FILE and path in old.tree and got > old.besides[source].mtime_ns
+        over = (
+            source != path and entry.kind == FILE and path in old.tree and got > old.besides[source].mtime_ns
+        )
         if not touched and got != old.besides[source].mtime_ns and not over:
             return f"{path!r} was not touched, and has the time {got}, not {old.besides[source].mtime_ns}"
     return ""

@@ -1,7 +1,8 @@
-"""Meetings: short histories on a crowded tree (tests/crowd.py), each drawn from one number, compared with the model as the state machine's are.
+"""Meetings: short histories on a crowded tree (tests/crowd.py), each drawn from one number, compared with the
+model as the state machine's are.
 
-Three sessions on one version change what they meet at; one of them commits while another one's publish stands at a named step; then the head is
-folded and swept under a session that lives on, and reshaped without one.
+Three sessions on one version change what they meet at; one of them commits while another one's publish stands
+at a named step; then the head is folded and swept under a session that lives on, and reshaped without one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class Meeting(StackMatchesModel):
 
     def meet(self, number: int) -> None:
         random = Random(number)
-        self.begin(crowd.crowded(random), random.choice((capture.SLACK, capture.SLACK, -1000)), random.choice((scanned.SEEN_MAX, 5)))
+        self.begin(
+            crowd.crowded(random),
+            random.choice((capture.SLACK, capture.SLACK, -1000)),
+            random.choice((scanned.SEEN_MAX, 5)),
+        )
         focus, alike = random.choice(crowd.FOCUS), random.getrandbits(32)
         sessions = [self.a_tweaked(random, focus, alike) for _ in range(2)]
         early = random.random() < 0.5
@@ -39,7 +44,9 @@ class Meeting(StackMatchesModel):
         if not early:
             sessions.append(self.add_session())
             news = sorted(kept.changed(self.model.versions[1], self.model.tree()) - {""}, key=os.fsencode)
-            if news and random.random() < 0.7:  # what was just published is undone while the second one publishes it too
+            if (
+                news and random.random() < 0.7
+            ):  # what was just published is undone while the second one publishes it too
                 with contextlib.suppress(OSError):
                     crowd.Crowd(sessions[2].mount, random).spoil(random.choice(news))
             else:
@@ -70,7 +77,9 @@ class Meeting(StackMatchesModel):
         self.tally["edits"] += crowd.Crowd(session.mount, random, focus).work()
 
     def settle(self, session: Session, random: Random) -> None:
-        """Publish it, perhaps carried over to the head first; what is rejected goes on once more on the head if it can, else is thrown away."""
+        """Publish it, perhaps carried over to the head first; what is rejected goes on once more on the head
+        if it can, else is thrown away.
+        """
         if random.random() < 0.3:
             self.carry_over(session)
         self.finish(session, previewed=random.random() < 0.3, to_draft=False)
@@ -85,7 +94,12 @@ class Meeting(StackMatchesModel):
         self.tweak(late, random, "")
         self.squash("", swept=True)
         if random.random() < 0.5:
-            self.move_path(random.randrange(8), random.randrange(8), random.choice(("m", "a", "d")), overwrite=random.random() < 0.5)
+            self.move_path(
+                random.randrange(8),
+                random.randrange(8),
+                random.choice(("m", "a", "d")),
+                overwrite=random.random() < 0.5,
+            )
         else:
             self.delete_path(random.randrange(8))
         self.tweak(late, random, "")
@@ -97,7 +111,9 @@ class Meeting(StackMatchesModel):
 
 
 def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:
-    """So many of them, from number `first` on; in a child that may mount. What happened, counted; a failure names its number."""
+    """So many of them, from number `first` on; in a child that may mount. What happened, counted; a failure
+    names its number.
+    """
     decide.TEXT_MAX = model.TEXT_MAX = crowd.LIMIT
     Meeting.form, Meeting.parent, Meeting.tally = FORMS[form], in_memory(folder), Counter()
     for number in range(first, first + meetings):

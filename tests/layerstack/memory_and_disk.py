@@ -9,7 +9,9 @@ from layerstack.store import Store
 
 
 def disagreement(store: Store) -> str:
-    """'' or the first thing that memory and disk do not agree on: the head, the leases of drafts, pins and sessions. Nothing may be under way."""
+    """'' or the first thing that memory and disk do not agree on: the head, the leases of drafts, pins and
+    sessions. Nothing may be under way.
+    """
     root = store.root
     with open(f"{root}/manifest.json", "rb") as file:
         head = Manifest.load(file.read(), source="manifest.json")
@@ -29,9 +31,15 @@ def disagreement(store: Store) -> str:
         if not store.unsettled and (base.version, base.layer_ids) != (draft.base_version, draft.layer_ids):
             return f"{draft.draft_id} names {draft.layer_ids}, its lease {base.layer_ids}"
     folder = f"{root}/pins"
-    pins = [name.partition(".")[0] for name in (os.listdir(folder) if os.path.isdir(folder) else ()) if not name.startswith(".")]
+    pins = [
+        name.partition(".")[0]
+        for name in (os.listdir(folder) if os.path.isdir(folder) else ())
+        if not name.startswith(".")
+    ]
     held = sorted(leases.get("pin", ()))
-    if not (set(pins) <= set(held) if store.pins.unsynced else sorted(pins) == held) or sorted(map(int, held)) != sorted(store.pinned()):
+    if not (set(pins) <= set(held) if store.pins.unsynced else sorted(pins) == held) or sorted(
+        map(int, held)
+    ) != sorted(store.pinned()):
         return f"pins on disk {sorted(pins)}, leases {held}, listed {sorted(store.pinned())}"
     sessions = set(
         os.listdir(f"{root}/sessions")
@@ -39,6 +47,9 @@ def disagreement(store: Store) -> str:
     if not set(leases.get("session", ())) <= sessions:
         return f"sessions on disk {sorted(sessions)}, leases {sorted(leases['session'])}"
     missing = [
-        lease.holder for lease in store.leases.all() for i in lease.layer_ids if i[0] != "B" and not os.path.isdir(f"{root}/layers/{i}")
+        lease.holder
+        for lease in store.leases.all()
+        for i in lease.layer_ids
+        if i[0] != "B" and not os.path.isdir(f"{root}/layers/{i}")
     ]
     return f"layers of {missing[0]} are gone" if missing else ""

@@ -1,6 +1,9 @@
-"""Rules of our own library taken away, one at a time: what the tests must notice. Each is a function that breaks the library in its process."""
+"""Rules of our own library taken away, one at a time: what the tests must notice. Each is a function that
+breaks the library in its process.
+"""
 
-# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false,
+# reportUnknownMemberType=false
 from __future__ import annotations
 
 import os
@@ -23,7 +26,9 @@ from layerstack.tree import disk, memory, state
 
 
 def replace(owner: Any, name: str, new: object) -> None:
-    """Put `new` in the place of what the library has there. A fault that breaks nothing since its place is gone is no fault."""
+    """Put `new` in the place of what the library has there. A fault that breaks nothing since its place is
+    gone is no fault.
+    """
     assert hasattr(owner, name), f"{owner} has no {name} any more"
     setattr(owner, name, new)
 
@@ -60,7 +65,9 @@ def squash_ignores_leases() -> None:
 
 
 def opaque_dropped() -> None:
-    """A directory that was removed and made again merges with the one that it replaced: what was in that is back."""
+    """A directory that was removed and made again merges with the one that it replaced: what was in that is
+    back.
+    """
     real = capture._Seal.prune
 
     def prune(self: Any, path: str, *, inside: bool) -> bool:
@@ -98,7 +105,9 @@ def mode_dropped() -> None:
 
 
 def rename_before_sync() -> None:
-    """The head names a layer whose bytes are not on the disk yet: they are synced when the publish is otherwise done."""
+    """The head names a layer whose bytes are not on the disk yet: they are synced when the publish is
+    otherwise done.
+    """
     settle_head = store.Store.settle_head
     late: list[bool] = []
 
@@ -159,7 +168,9 @@ def index_stale() -> None:
 
 
 def marks_stay_on_new_directories() -> None:
-    """Trap 1: overlayfs marks every directory made inside a merged one opaque, and the layer keeps the mark and hides what others made there."""
+    """Trap 1: overlayfs marks every directory made inside a merged one opaque, and the layer keeps the mark
+    and hides what others made there.
+    """
 
     def spare(kind: Any) -> None:
         real = kind.unmark_opaque
@@ -176,7 +187,9 @@ def marks_stay_on_new_directories() -> None:
 
 
 def containers_keep_their_attributes() -> None:
-    """Trap 2: a directory that ours only passed through keeps the base's mode, and hides what the head made of it."""
+    """Trap 2: a directory that ours only passed through keeps the base's mode, and hides what the head made
+    of it.
+    """
     replace(edits.Attributes, "apply", nothing)
 
 

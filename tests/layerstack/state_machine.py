@@ -1,6 +1,8 @@
-"""The state machine: any order of sessions, edits, publishes, drafts and restarts leaves the stack and ModelStack showing the same tree.
+"""The state machine: any order of sessions, edits, publishes, drafts and restarts leaves the stack and
+ModelStack showing the same tree.
 
-Runs in a child that may mount (tests/in_namespace.py), over real overlay mounts. `run` is the whole of it, for both forms of the store.
+Runs in a child that may mount (tests/in_namespace.py), over real overlay mounts. `run` is the whole of it,
+for both forms of the store.
 """
 
 from __future__ import annotations
@@ -23,10 +25,25 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from layerstack.core.publish_rules import PublishRules
-from layerstack.errors import AlreadyExists, Busy, LayerStackError, NotADirectory, NotAFile, NotEmpty, PublishRejected
+from layerstack.errors import (
+    AlreadyExists,
+    Busy,
+    LayerStackError,
+    NotADirectory,
+    NotAFile,
+    NotEmpty,
+    PublishRejected,
+)
 from layerstack.export import pax
 from layerstack.export.stream import fold
 from layerstack.history import versions as history
@@ -49,14 +66,29 @@ from tests.layerstack.kept import Side
 from tests.layerstack.memory_and_disk import disagreement
 from tests.model import ModelStack, Verdict
 from tests.tree_edits import Hand, Op, few_ops
-from tests.trees import DIRECTORY, FILE, LINK, Besides, Entry, Tree, ancestors, difference, names, read_tree, trees, write_tree
+from tests.trees import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    Besides,
+    Entry,
+    Tree,
+    ancestors,
+    difference,
+    names,
+    read_tree,
+    trees,
+    write_tree,
+)
 from tests.units import BOX
 
 MOST_SESSIONS = 4
 MOST_DRAFTS = 4
 MOST_HELD = 2
 REFUSED = ("squash.close_versions", "squash.rename_version", "squash.drafts", "squash.remove_layers")
-"""Steps after the commit of a squash: a disk that refuses one of them leaves it to the next gc, squash or open to finish."""
+"""Steps after the commit of a squash: a disk that refuses one of them leaves it to the next gc, squash or
+open to finish.
+"""
 
 
 STANDING = ("publish.clone", "publish.write.index", "publish.write.json", "publish.sync_layer")
@@ -83,13 +115,20 @@ class Session:
 
 
 def digest_of(body: bytes) -> bytes:
-    """SHA-256 of the bytes; of bytes that have an aligned block of 64 KiB zeros, that of such a block and of the runs with and without them."""
+    """SHA-256 of the bytes; of bytes that have an aligned block of 64 KiB zeros, that of such a block and of
+    the runs with and without them.
+    """
     block = 1 << 16
     blocks = [body[at : at + block] for at in range(0, len(body), block)]
-    runs = [(zero, b"".join(run)) for zero, run in itertools.groupby(blocks, lambda part: part == bytes(block))]
+    runs = [
+        (zero, b"".join(run)) for zero, run in itertools.groupby(blocks, lambda part: part == bytes(block))
+    ]
     if not any(zero for zero, _ in runs):
         return hashlib.sha256(body).digest()
-    told = [b"z%d\n" % len(run) if zero else b"d%d\n%s" % (len(run), hashlib.sha256(run).digest()) for zero, run in runs]
+    told = [
+        b"z%d\n" % len(run) if zero else b"d%d\n%s" % (len(run), hashlib.sha256(run).digest())
+        for zero, run in runs
+    ]
     return hashlib.sha256(bytes(block) + b"".join(told)).digest()
 
 
@@ -123,12 +162,20 @@ class StackMatchesModel(RuleBasedStateMachine):
     tally: ClassVar[Counter[str]]
     """What happened, over all examples: a machine that never meets a conflict proves nothing."""
 
-    @initialize(tree=trees(), slack=st.sampled_from((capture.SLACK, 0, -1000)), seen=st.sampled_from((scanned.SEEN_MAX, 5)))
+    @initialize(
+        tree=trees(),
+        slack=st.sampled_from((capture.SLACK, 0, -1000)),
+        seen=st.sampled_from((scanned.SEEN_MAX, 5)),
+    )
     def begin(self, tree: Tree, slack: int, seen: int) -> None:
         scanned.SEEN_MAX = seen  # a part of what was looked at is remembered, as in large trees
-        (capture.seal.__kwdefaults__ or {})["slack"] = slack  # with little slack, opaque marks stay, as they do in large directories
+        (capture.seal.__kwdefaults__ or {})["slack"] = (
+            slack  # with little slack, opaque marks stay, as they do in large directories
+        )
         self.folder = tempfile.mkdtemp(dir=self.parent)
-        self.root, self.look_at, self.empty = (os.path.join(self.folder, n) for n in ("store", "look", "empty"))
+        self.root, self.look_at, self.empty = (
+            os.path.join(self.folder, n) for n in ("store", "look", "empty")
+        )
         os.mkdir(self.look_at)
         os.mkdir(self.empty)
         base = os.path.join(self.root, "base", "B000001-base")
@@ -197,12 +244,20 @@ class StackMatchesModel(RuleBasedStateMachine):
         visit("")
         same("projection of the head", got, bare)
 
-    def check_conflicts(self, what: str, conflicts: Sequence[Conflict], want: Verdict, base: int, ours: Tree) -> None:
+    def check_conflicts(
+        self, what: str, conflicts: Sequence[Conflict], want: Verdict, base: int, ours: Tree
+    ) -> None:
         got = {c.path: c.cls for c in conflicts}
-        differ = [path for path in got.keys() | want.conflicts.keys() if got.get(path) != want.conflicts.get(path)]
-        assert not differ, f"{what}: {got} != {want.conflicts}: {self.three(base, ours, self.model.head, differ)}"
+        differ = [
+            path for path in got.keys() | want.conflicts.keys() if got.get(path) != want.conflicts.get(path)
+        ]
+        assert not differ, (
+            f"{what}: {got} != {want.conflicts}: {self.three(base, ours, self.model.head, differ)}"
+        )
         for c in conflicts:
-            three = tuple(fingerprint(tree.get(c.path)) for tree in (self.model.versions[base], ours, self.model.tree()))
+            three = tuple(
+                fingerprint(tree.get(c.path)) for tree in (self.model.versions[base], ours, self.model.tree())
+            )
             assert (c.base, c.ours, c.theirs) == three, f"{what}: {c} should show {three}"
 
     def three(self, base: int, ours: Tree, head: int, paths: Iterable[str]) -> str:
@@ -232,13 +287,23 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     # Steps shared by rules
 
-    def add_session(self, draft_id: str | None = None, version: int | None = None, draft_base: str = "own") -> Session:
+    def add_session(
+        self, draft_id: str | None = None, version: int | None = None, draft_base: str = "own"
+    ) -> Session:
         self.count += 1
         mount = os.path.join(self.folder, f"m{self.count}")
         os.mkdir(mount)
         taken = {session.upper.session_id for session in self.sessions}
-        name = next(name for name in (f"session-{n}" for n in itertools.count(1)) if name not in taken)  # those of ended ones come again
-        upper = self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id, version=version, draft_base=draft_base)
+        name = next(
+            name for name in (f"session-{n}" for n in itertools.count(1)) if name not in taken
+        )  # those of ended ones come again
+        upper = self.store.open_upper(
+            name,
+            origin=f"workspace_session:{name}",
+            draft_id=draft_id,
+            version=version,
+            draft_base=draft_base,
+        )
         session = Session(upper, mount, upper.snapshot.version, draft_id)
         session.show()
         session.opened = read_tree(mount) if draft_id is not None else {}
@@ -246,7 +311,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         return session
 
     def stays_its_draft(self, session: Session, ours: Tree) -> bool:
-        """Is nothing in it that the draft has not which it stands on? (Times may differ: that is work too.)"""
+        """Is nothing in it that the draft has not which it stands on? (Times may differ: that is work too.)"""  # noqa: E501
         return session.draft_id in self.drafts and ours == session.opened
 
     def preview_of(self, session: Session) -> tuple[Tree, Verdict]:
@@ -261,7 +326,12 @@ class StackMatchesModel(RuleBasedStateMachine):
         return ours, want
 
     def finish(
-        self, session: Session, *, previewed: bool, to_draft: bool, overtaken: tuple[str, Callable[[], object]] | None = None
+        self,
+        session: Session,
+        *,
+        previewed: bool,
+        to_draft: bool,
+        overtaken: tuple[str, Callable[[], object]] | None = None,
     ) -> None:
         """Publishes; rejected work is still in the session, or goes on as a draft.
 
@@ -275,11 +345,15 @@ class StackMatchesModel(RuleBasedStateMachine):
         session.hide()
         try:
             with self.standing(*overtaken) if overtaken else contextlib.nullcontext():
-                published: Published = self.store.publish(session.upper, owner=session.upper.session_id, request_id=f"request-{self.count}")
+                published: Published = self.store.publish(
+                    session.upper, owner=session.upper.session_id, request_id=f"request-{self.count}"
+                )
         except PublishRejected as rejected:
             head, want = self.model.head, self.model.preview(session.base, ours)
             self.tally["rejected"] += 1
-            assert want.conflicts, f"rejected for {[(c.path, c.cls) for c in rejected.conflicts]}, the model publishes"
+            assert want.conflicts, (
+                f"rejected for {[(c.path, c.cls) for c in rejected.conflicts]}, the model publishes"
+            )
             self.check_conflicts("rejection", rejected.conflicts, want, session.base, ours)
             assert (rejected.base, rejected.head) == (session.base, head)
             self.check_head()
@@ -289,12 +363,25 @@ class StackMatchesModel(RuleBasedStateMachine):
                 self.make_draft(session, ours, reason="source_conflict")
             return
         self.sessions.remove(session)
-        head = published.manifest.version if published.no_op else self.model.head  # a no-op says which head has it all
+        head = (
+            published.manifest.version if published.no_op else self.model.head
+        )  # a no-op says which head has it all
         want = self.model.publish(session.base, ours, on=head)
-        assert not want.conflicts, f"published, the model rejects {want.conflicts}: {self.three(session.base, ours, head, want.conflicts)}"
-        self.tally["no-op" if published.no_op else "published on a moved head" if session.base < head else "published"] += 1
+        assert not want.conflicts, (
+            f"published, the model rejects {want.conflicts}: "
+            f"{self.three(session.base, ours, head, want.conflicts)}"
+        )
+        self.tally[
+            "no-op"
+            if published.no_op
+            else "published on a moved head"
+            if session.base < head
+            else "published"
+        ] += 1
         self.tally["notices"] += bool(published.notices)
-        assert published.no_op == (want.tree == self.model.versions[head]), f"no-op: got {published.no_op}, the model went from {head}"
+        assert published.no_op == (want.tree == self.model.versions[head]), (
+            f"no-op: got {published.no_op}, the model went from {head}"
+        )
         assert published.no_op or published.manifest == self.store.head
         assert found <= head <= self.store.head.version
         if session.draft_id in self.drafts and not published.no_op:
@@ -303,11 +390,15 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.check_head()
         except AssertionError as error:
             paths = [path for path in list(want.tree) if path and repr(path) in str(error)]
-            error.add_note(f"published from {session.base} onto {head}: {self.three(session.base, ours, head, paths)}")
+            error.add_note(
+                f"published from {session.base} onto {head}: {self.three(session.base, ours, head, paths)}"
+            )
             raise
         if not published.no_op:
             sides = self.side(session.base), Side(ours, besides), self.side(head), self.side(self.model.head)
-            between = tuple(self.besides[version] for version in range(session.base + 1, head) if version in self.besides)
+            between = tuple(
+                self.besides[version] for version in range(session.base + 1, head) if version in self.besides
+            )
             lost = kept.broken(kept.Act(*sides, session.base != head, self.committed[session.base], between))
             assert not lost, f"published from {session.base} onto {head}: {lost}"
 
@@ -383,7 +474,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(which=which, previewed=st.booleans(), to_draft=st.booleans())
     def publish(self, which: int, previewed: bool, to_draft: bool) -> None:
-        self.finish(self.a_session(which), previewed=previewed, to_draft=to_draft and len(self.drafts) < MOST_DRAFTS)
+        self.finish(
+            self.a_session(which), previewed=previewed, to_draft=to_draft and len(self.drafts) < MOST_DRAFTS
+        )
 
     @precondition(lambda self: len(self.sessions) <= 2)
     @rule(
@@ -407,10 +500,12 @@ class StackMatchesModel(RuleBasedStateMachine):
         carried: bool,
         between: str | None,
     ) -> None:
-        """Two or three sessions on one version, published one after the other; what is rejected becomes a draft or is thrown away. `carried`:
-        each goes over to the head first. `between`: each but the first commits while the publish before it stands at that step.
+        """Two or three sessions on one version, published one after the other; what is rejected becomes a
+        draft or is thrown away. `carried`: each goes over to the head first. `between`: each but the first
+        commits while the publish before it stands at that step.
 
-        With an `aim` all of them choose the same path, as far as their trees let them; with `inside` all work in one directory.
+        With an `aim` all of them choose the same path, as far as their trees let them; with `inside` all work
+        in one directory.
         """
         folders = sorted((p for p, e in self.model.tree().items() if e.is_dir and p), key=os.fsencode)
         within = folders[inside % len(folders)] if inside is not None and folders else ""
@@ -425,7 +520,9 @@ class StackMatchesModel(RuleBasedStateMachine):
             if carried:
                 self.carry_over(session)
             overtaken = (between, settle) if between is not None and waiting else None
-            self.finish(session, previewed=False, to_draft=len(self.drafts) < MOST_DRAFTS, overtaken=overtaken)
+            self.finish(
+                session, previewed=False, to_draft=len(self.drafts) < MOST_DRAFTS, overtaken=overtaken
+            )
             if session in self.sessions:
                 self.drop(session)
 
@@ -463,7 +560,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     @precondition(lambda self: self.drafts and len(self.sessions) < MOST_SESSIONS)
     @rule(which=which, edits=few_ops)
     def rebase_draft(self, which: int, edits: list[Op]) -> None:
-        """A session on a draft that is carried over to the head shows the merge, or is refused with what a publish would say."""
+        """A session on a draft that is carried over to the head shows the merge, or is refused with what a
+        publish would say.
+        """
         draft_id = self.a_draft(which)
         base, ours = self.drafts[draft_id]
         want = self.model.preview(base, ours)
@@ -487,14 +586,18 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.work(session, edits)
 
     def carry_over(self, session: Session) -> bool:
-        """The session goes on with the merge on the head; or False: it is refused with what a publish would say, and shows what it showed."""
+        """The session goes on with the merge on the head; or False: it is refused with what a publish would
+        say, and shows what it showed.
+        """
         ours = read_tree(session.mount)
         want, behind = self.model.preview(session.base, ours), session.base < self.model.head
         session.hide()
         try:
             done = session.upper.rebase()
         except PublishRejected as rejected:
-            assert want.conflicts, f"refused for {[(c.path, c.cls) for c in rejected.conflicts]}, the model merges"
+            assert want.conflicts, (
+                f"refused for {[(c.path, c.cls) for c in rejected.conflicts]}, the model merges"
+            )
             self.check_conflicts("rebase of a session", rejected.conflicts, want, session.base, ours)
             self.tally["rebases refused"] += 1
             session.show()
@@ -503,12 +606,16 @@ class StackMatchesModel(RuleBasedStateMachine):
         assert not want.conflicts, f"carried over, the model finds {want.conflicts}"
         assert (done.from_version, done.to_version) == (session.base, self.model.head)
         session.base = session.upper.snapshot.version
-        assert session.base == self.model.head and (self.standing_still or not os.listdir(f"{self.root}/staging"))
+        assert session.base == self.model.head and (
+            self.standing_still or not os.listdir(f"{self.root}/staging")
+        )
         session.show()
         shown = read_tree(session.mount)
         same("session on the head", shown, want.tree)
         differ = sum(ours.get(path) != shown.get(path) for path in ours.keys() | shown.keys())
-        assert done.updated + done.merged == differ and min(done.updated, done.merged) >= 0, f"{done}, {differ} paths look different"
+        assert done.updated + done.merged == differ and min(done.updated, done.merged) >= 0, (
+            f"{done}, {differ} paths look different"
+        )
         self.tally["sessions rebased"] += behind
         self.tally["rebases that merged"] += bool(done.merged)
         return True
@@ -542,7 +649,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         path = files[which % len(files)]
         added = b"updated %d\n" % line if line else b""
         before, began = self.side(self.model.head), time.time_ns()
-        published = self.store.update_file(path, lambda old: (old or b"") + added, owner="update", request_id=f"update-{self.count}")
+        published = self.store.update_file(
+            path, lambda old: (old or b"") + added, owner="update", request_id=f"update-{self.count}"
+        )
         assert published.no_op == (not added)
         if added:
             entry = tree[path]
@@ -566,13 +675,17 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.check_head()
         self.check_reshaped(before, began)
 
-    def check_reshaped(self, before: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None) -> None:
+    def check_reshaped(
+        self, before: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None
+    ) -> None:
         lost = kept.reshaped(before, self.side(self.model.head), began_ns, written, moved)
         assert not lost, f"without a session: {lost}"
 
     @rule(which=which, where=which, name=names, overwrite=st.booleans())
     def move_path(self, which: int, where: int, name: str, overwrite: bool) -> None:
-        """Something of the head moved without a session, as rename(2) does, or refused as rename(2) refuses it."""
+        """Something of the head moved without a session, as rename(2) does, or refused as rename(2) refuses
+        it.
+        """
         tree = self.model.tree()
         paths = sorted((path for path in tree if path), key=os.fsencode)
         folders = sorted((path for path, entry in tree.items() if entry.is_dir), key=os.fsencode)
@@ -586,12 +699,22 @@ class StackMatchesModel(RuleBasedStateMachine):
         refused: type[LayerStackError] | None = None
         if over is not None:
             full = over.is_dir and any(within(p, target) and p != target for p in tree)
-            refused = AlreadyExists if not overwrite else NotAFile if over.is_dir and not directory else NotEmpty if full else None
+            refused = (
+                AlreadyExists
+                if not overwrite
+                else NotAFile
+                if over.is_dir and not directory
+                else NotEmpty
+                if full
+                else None
+            )
             if refused is None and directory and not over.is_dir:
                 refused = NotADirectory
 
         def move() -> Reshaped:
-            return self.store.move_path(source, target, Author("move", f"move-{self.count}", None), overwrite=overwrite)
+            return self.store.move_path(
+                source, target, Author("move", f"move-{self.count}", None), overwrite=overwrite
+            )
 
         if refused is not None:
             with pytest.raises(refused):
@@ -620,10 +743,14 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.let_all_go()
         self.store.close()
         self.open_store()
-        self.drafts.update({i: self.consumed[i] for i in self.consumed if i in {d.draft_id for d in self.store.drafts()}})
+        self.drafts.update(
+            {i: self.consumed[i] for i in self.consumed if i in {d.draft_id for d in self.store.drafts()}}
+        )
         work = [(base, tree) for base, tree in lost if tree != self.model.versions[base]]
         count = len(self.store.recovered)
-        assert len(work) - len(stay) <= count <= len(work), f"{len(work)} sessions held work, {count} drafts were recovered"
+        assert len(work) - len(stay) <= count <= len(work), (
+            f"{len(work)} sessions held work, {count} drafts were recovered"
+        )
         for draft in self.store.recovered:
             session = self.add_session(draft_id=draft.draft_id)
             shown = read_tree(session.mount)
@@ -636,10 +763,14 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.discard_draft(0)
         self.check_head()
 
-    @rule(cut=st.sampled_from(("", "", "", "squash.close_versions", "squash.drafts", "squash.remove_layers")), swept=st.booleans())
+    @rule(
+        cut=st.sampled_from(("", "", "", "squash.close_versions", "squash.drafts", "squash.remove_layers")),
+        swept=st.booleans(),
+    )
     def squash(self, cut: str, swept: bool = False) -> None:
-        """No tree shows it: not the head's, not an earlier version's, not a session's, not a draft's. With a `cut` it is left there for the next
-        open; `swept`: what was folded is collected at once."""
+        """No tree shows it: not the head's, not an earlier version's, not a session's, not a draft's. With a
+        `cut` it is left there for the next open; `swept`: what was folded is collected at once.
+        """
         views = [(session, read_tree(session.mount)) for session in self.sessions]
         done = self.squash_until(cut)
         before = self.besides[self.model.head]
@@ -660,7 +791,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     def same_times(what: str, got: Besides, want: Besides) -> None:
         """A squash gives nothing another time."""
         differ = [path for path in want if got[path].mtime_ns != want[path].mtime_ns]
-        assert not differ, f"{what}: {[(path, got[path].mtime_ns, want[path].mtime_ns) for path in differ[:4]]}"
+        assert not differ, (
+            f"{what}: {[(path, got[path].mtime_ns, want[path].mtime_ns) for path in differ[:4]]}"
+        )
 
     def squash_until(self, cut: str) -> Squashed | None:
         """None: it was cut off at that step, with its new head on disk."""
@@ -684,16 +817,23 @@ class StackMatchesModel(RuleBasedStateMachine):
         """Every version that can be opened shows what it did, times and all; what no lease keeps is gone."""
         for version in self.openable():
             besides = Besides()
-            same(f"version {version}", self.look(self.store.snapshot(version), besides), self.model.versions[version])
+            same(
+                f"version {version}",
+                self.look(self.store.snapshot(version), besides),
+                self.model.versions[version],
+            )
             self.same_times(f"version {version}", besides, self.besides[version])
-        needed = {layer_id for lease in self.store.leases.all() for layer_id in lease.layer_ids} | set(self.store.head.layer_ids)
+        needed = {layer_id for lease in self.store.leases.all() for layer_id in lease.layer_ids} | set(
+            self.store.head.layer_ids
+        )
         left = set(os.listdir(f"{self.root}/layers")) - needed
         assert not left, f"layers that nobody needs are left: {left}"
 
     @rule(refused=st.sampled_from(REFUSED), full=st.booleans(), by=st.sampled_from((errno.ENOSPC, errno.EIO)))
     def squash_on_a_bad_disk(self, refused: str, full: bool, by: int) -> None:
-        """The disk refuses what comes after the commit. Nothing is lost, not even to a gc on that disk, which by then may be so
-        `full` that it can delete but not write; a gc on a sound one finishes."""
+        """The disk refuses what comes after the commit. Nothing is lost, not even to a gc on that disk, which
+        by then may be so `full` that it can delete but not write; a gc on a sound one finishes.
+        """
         done = False
 
         def step(name: str) -> None:
@@ -709,7 +849,11 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.store.gc()
             self.check_drafts()
             for version in (version for version in self.openable() if not self.store.is_closed(version)):
-                same(f"version {version}", self.look(self.store.snapshot(version)), self.model.versions[version])
+                same(
+                    f"version {version}",
+                    self.look(self.store.snapshot(version)),
+                    self.model.versions[version],
+                )
         finally:
             self.store.step = fsync.no_step
         self.store.gc()
@@ -734,11 +878,15 @@ class StackMatchesModel(RuleBasedStateMachine):
             for change in page.changes:
                 got.append(change.path)
                 three = tuple(fingerprint(tree.get(change.path)) for tree in (before, other, ours))
-                assert (change.base, change.old, change.new) == three, f"{draft_id} against its {against}: {change}, not {three}"
+                assert (change.base, change.old, change.new) == three, (
+                    f"{draft_id} against its {against}: {change}, not {three}"
+                )
             if page.next is None:
                 break
             at = page.next
-        assert got == sorted(want, key=os.fsencode), f"{draft_id} against its {against}: got {got}, want {sorted(want)}"
+        assert got == sorted(want, key=os.fsencode), (
+            f"{draft_id} against its {against}: got {got}, want {sorted(want)}"
+        )
 
     @precondition(lambda self: self.drafts)
     @rule(which=which, against=st.sampled_from(("base", "head")))
@@ -750,7 +898,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.held) < MOST_HELD)
     @rule(which=which)
     def hold(self, which: int) -> None:
-        """Somebody exports a version: for as long as that takes it stays whole, whatever is published, squashed and swept meanwhile."""
+        """Somebody exports a version: for as long as that takes it stays whole, whatever is published,
+        squashed and swept meanwhile.
+        """
         versions = self.openable()
         stack = contextlib.ExitStack()
         self.held.append((stack, stack.enter_context(self.store.lease(versions[which % len(versions)]))))
@@ -759,7 +909,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(which=which)
     def let_go(self, which: int) -> None:
-        """What it showed in the end is what it showed at first, and the stream of it leads from the base there."""
+        """What it showed in the end is what it showed at first, and the stream of it leads from the base
+        there.
+        """
         stack, snapshot = self.held.pop(which % len(self.held))
         with stack:
             want = self.model.versions[snapshot.version]
@@ -773,7 +925,9 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.held.pop()[0].close()
 
     def check_export(self, snapshot: Snapshot, want: Tree) -> None:
-        """The delta of a version, applied to the base by whoever reads the stream. Owners and the root are no part of it."""
+        """The delta of a version, applied to the base by whoever reads the stream. Owners and the root are no
+        part of it.
+        """
         got = dict(self.model.versions[1])
 
         def remove(path: str) -> None:
@@ -783,7 +937,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         for entry in fold(snapshot, xattrs=True):
             header, real = entry.header, entry.real_path
             path, there = os.fsdecode(header.path), got.get(os.fsdecode(header.path))
-            assert path and all(a in got and got[a].is_dir for a in ancestors(path)), f"{path!r} comes before its directory"
+            assert path and all(a in got and got[a].is_dir for a in ancestors(path)), (
+                f"{path!r} comes before its directory"
+            )
             if header.kind or header.type != pax.DIRECTORY or (there is not None and not there.is_dir):
                 remove(path)
             if header.kind == pax.WHITEOUT:
@@ -808,7 +964,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.count += 1
         folder = os.path.join(self.folder, f"delivered-{self.count}")
         os.mkdir(folder)
-        wrong = delivered.delivery(snapshot, self.root, folder, self.model.versions[1], version, Random(self.count))
+        wrong = delivered.delivery(
+            snapshot, self.root, folder, self.model.versions[1], version, Random(self.count)
+        )
         assert not wrong, f"version {snapshot.version} in a person's directory: {wrong}"
         fsync.remove_tree(folder)
         self.tally["delivered"] += 1
@@ -833,7 +991,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         versions = sorted(self.openable())
         old, new = versions[which % len(versions)], versions[other % len(versions)]
         one, two = self.model.versions[old], self.model.versions[new]
-        want = sorted((path for path in one.keys() | two.keys() if one.get(path) != two.get(path)), key=os.fsencode)
+        want = sorted(
+            (path for path in one.keys() | two.keys() if one.get(path) != two.get(path)), key=os.fsencode
+        )
         got = delta(self.store.snapshot(old).chain, self.store.snapshot(new).chain)
         assert got == want, f"from {old} to {new}: got {got}, want {want}"
         listed, _ = history.versions(self.store)
@@ -842,7 +1002,7 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     @rule(which=which, off=st.booleans())
     def pin(self, which: int, off: bool) -> None:
-        """A pinned version stays openable, whatever is squashed; no more than two at a time, or nothing is."""
+        """A pinned version stays openable, whatever is squashed; no more than two at a time, or nothing is."""  # noqa: E501
         versions = sorted(self.openable())
         version = versions[which % len(versions)]
         if off or len(self.store.pinned()) >= 2:
@@ -866,7 +1026,9 @@ LAST: Counter[str] = Counter()
 
 
 def in_memory(folder: str) -> str:
-    """A tmpfs in it, which waits for no disk; the folder itself where tmpfs holds no user xattrs (before Linux 6.6)."""
+    """A tmpfs in it, which waits for no disk; the folder itself where tmpfs holds no user xattrs (before
+    Linux 6.6).
+    """
     memory = os.path.join(folder, "memory")
     os.mkdir(memory)
     try:
@@ -878,10 +1040,20 @@ def in_memory(folder: str) -> str:
     return memory
 
 
-def run(form_name: str, parent: str, *, examples: int, steps: int = 20, seed: int | None = None, shrink: bool = True) -> Counter[str]:
-    """The machine, `examples` times; in a child that may mount. `parent` is a directory that this process may write to.
+def run(
+    form_name: str,
+    parent: str,
+    *,
+    examples: int,
+    steps: int = 20,
+    seed: int | None = None,
+    shrink: bool = True,
+) -> Counter[str]:
+    """The machine, `examples` times; in a child that may mount. `parent` is a directory that this process may
+    write to.
 
-    Returns what happened, counted. Raises whatever the first failing example raises, after hypothesis has printed the shortest one that it found.
+    Returns what happened, counted. Raises whatever the first failing example raises, after hypothesis has
+    printed the shortest one that it found.
     """
     parent = in_memory(parent)
 
@@ -889,7 +1061,9 @@ def run(form_name: str, parent: str, *, examples: int, steps: int = 20, seed: in
         pass
 
     LAST.clear()
-    warnings.filterwarnings("ignore", "The recursion limit will not be reset", HypothesisWarning)  # the store raises it
+    warnings.filterwarnings(
+        "ignore", "The recursion limit will not be reset", HypothesisWarning
+    )  # the store raises it
     Machine.form, Machine.parent, Machine.tally = FORMS[form_name], parent, LAST
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     how = settings(

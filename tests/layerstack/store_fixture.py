@@ -1,4 +1,6 @@
-"""A store to hold in the hand: a base from a dict, sessions that are really mounted, what the head shows as a dict. Lives in a child that may mount."""
+"""A store to hold in the hand: a base from a dict, sessions that are really mounted, what the head shows as a
+dict. Lives in a child that may mount.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ class Stack:
         name = f"s{len(self.sessions)}"
         view = f"{self.folder}/{name}"
         os.mkdir(view)
-        session = Session(self.store, self.store.open_upper(name, origin=f"workspace_session:{name}", **how), view)
+        session = Session(
+            self.store, self.store.open_upper(name, origin=f"workspace_session:{name}", **how), view
+        )
         self.sessions.append(session)
         return session
 
@@ -160,11 +164,17 @@ class Stack:
         """{path: text of a file, `-> target` or `/`}, without the root."""
         before = {"f": "", "l": "-> ", "d": "/"}
         tree = self.tree(version).items()
-        return {path: before[entry.kind] + entry.body.decode("utf-8", "surrogateescape") for path, entry in tree if path}
+        return {
+            path: before[entry.kind] + entry.body.decode("utf-8", "surrogateescape")
+            for path, entry in tree
+            if path
+        }
 
     @contextlib.contextmanager
     def on_a_small_disk(self, base: Base, *, size_mib: int) -> Generator[tuple[Stack, Callable[[], None]]]:
-        """Another stack, of the same form, on a disk of that size; and how to fill this up. Freed again by unlinking `filler` in its folder."""
+        """Another stack, of the same form, on a disk of that size; and how to fill this up. Freed again by
+        unlinking `filler` in its folder.
+        """
         folder = f"{self.folder}/small"
         os.mkdir(folder)
         syscalls.mount("none", folder, "tmpfs", 0, f"size={size_mib}m,mode=755")
@@ -216,7 +226,9 @@ def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
 
 
 def _in_memory(folder: str, form: Form) -> bool:
-    """Mount a tmpfs on the folder: no waiting for a disk. It has xattrs of users from Linux 6.6 on; before that the disk has to do."""
+    """Mount a tmpfs on the folder: no waiting for a disk. It has xattrs of users from Linux 6.6 on; before
+    that the disk has to do.
+    """
     syscalls.mount("none", folder, "tmpfs", 0, "mode=755")
     try:
         os.setxattr(folder, form.opaque, b"n")
@@ -227,8 +239,12 @@ def _in_memory(folder: str, form: Form) -> bool:
     return True
 
 
-def on_a_stack(base: Base, *, forms: tuple[str, ...] = ("trusted", "user")) -> Callable[[Callable[[Stack], None]], Callable[[str], None]]:
-    """The decorated function gets a stack over `base`, in a child, in each form: as root, and as an ordinary user in a user namespace."""
+def on_a_stack(
+    base: Base, *, forms: tuple[str, ...] = ("trusted", "user")
+) -> Callable[[Callable[[Stack], None]], Callable[[str], None]]:
+    """The decorated function gets a stack over `base`, in a child, in each form: as root, and as an ordinary
+    user in a user namespace.
+    """
 
     def wrap(body: Callable[[Stack], None]) -> Callable[[str], None]:
         @pytest.mark.parametrize("form", [param for param in FORM_PARAMS if param.values[0] in forms])

@@ -14,7 +14,13 @@ from layerstack.history.blame_file import Range
 from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\n"
-BASE: dict[str, str | bytes | None] = {"f": TEXT, "d/g": TEXT, ".gitignore": "*.log\n", "untouched": "x\n", "old.log": "x\ny\n"}
+BASE: dict[str, str | bytes | None] = {
+    "f": TEXT,
+    "d/g": TEXT,
+    ".gitignore": "*.log\n",
+    "untouched": "x\n",
+    "old.log": "x\ny\n",
+}
 
 
 def ranges(stack: Stack, path: str) -> list[tuple[int, int, str]]:
@@ -44,7 +50,12 @@ def test_lines_keep_their_owner_when_others_are_put_in_or_taken_out(stack: Stack
     write(stack, "f", get_head(stack, "f").replace("one\ntwo\n", ""), "operation:2")
     assert ranges(stack, "f") == [(1, 1, "original"), (2, 1, "operation:1"), (3, 3, "original")]
     write(stack, "f", get_head(stack, "f").replace("six\n", "six\nseven"), "operation:3")
-    assert ranges(stack, "f") == [(1, 1, "original"), (2, 1, "operation:1"), (3, 3, "original"), (6, 1, "operation:3")]
+    assert ranges(stack, "f") == [
+        (1, 1, "original"),
+        (2, 1, "operation:1"),
+        (3, 3, "original"),
+        (6, 1, "operation:3"),
+    ]
     write(stack, "f", get_head(stack, "f").replace("seven", "seven\n"), "operation:4")
     assert ranges(stack, "f")[-1] == (6, 1, "operation:4"), "a last line that got its newline is another line"
     write(stack, "f", "", "operation:5")
@@ -62,7 +73,11 @@ def test_merged_lines_belong_to_the_sessions_that_wrote_them(stack: Stack) -> No
     put(b.at("f"), TEXT.replace("six", "SIX"))
     publish(a, "workspace_session:a")
     publish(b, "workspace_session:b")
-    assert ranges(stack, "f") == [(1, 1, "workspace_session:a"), (2, 4, "original"), (6, 1, "workspace_session:b")]
+    assert ranges(stack, "f") == [
+        (1, 1, "workspace_session:a"),
+        (2, 4, "original"),
+        (6, 1, "workspace_session:b"),
+    ]
 
 
 @on_a_stack(BASE)
@@ -147,7 +162,9 @@ def test_ignored_binary_and_linked_paths_are_one_line_of_their_last_writer(stack
 
 
 @on_a_stack(BASE)
-def test_live_sessions_are_not_seen_and_drafts_belong_to_the_session_that_publishes_them(stack: Stack) -> None:
+def test_live_sessions_are_not_seen_and_drafts_belong_to_the_session_that_publishes_them(
+    stack: Stack,
+) -> None:
     a, b = stack.session(), stack.session()
     put(a.at("f"), TEXT.replace("one", "mine"))
     put(b.at("f"), TEXT.replace("one", "yours"))
@@ -160,7 +177,11 @@ def test_live_sessions_are_not_seen_and_drafts_belong_to_the_session_that_publis
     put(again.at("f"), TEXT.replace("one", "mine") + "seven\n")
     put(again.at("g"), "of the last\n")
     publish(again, "workspace_session:c")
-    assert ranges(stack, "f") == [(1, 1, "workspace_session:a"), (2, 5, "original"), (7, 1, "workspace_session:c")]
+    assert ranges(stack, "f") == [
+        (1, 1, "workspace_session:a"),
+        (2, 5, "original"),
+        (7, 1, "workspace_session:c"),
+    ]
     assert ranges(stack, "g") == [(1, 1, "workspace_session:c")]
 
 
@@ -211,7 +232,12 @@ def test_beyond_the_bound_of_work_lines_are_unknown_and_never_guessed(stack: Sta
         write(stack, "f", TEXT + "".join(f"added {k}\n" for k in range(n + 1)), f"operation:{n}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blame, "LINES", 30)
-        assert ranges(stack, "f") == [(1, 8, "unknown"), (9, 1, "operation:2"), (10, 1, "operation:3"), (11, 1, "operation:4")]
+        assert ranges(stack, "f") == [
+            (1, 8, "unknown"),
+            (9, 1, "operation:2"),
+            (10, 1, "operation:3"),
+            (11, 1, "operation:4"),
+        ]
 
 
 @on_a_stack(BASE, forms=("trusted",))
@@ -260,7 +286,7 @@ def test_a_squash_changes_no_answer(stack: Stack) -> None:
     write(stack, ".gitignore", "*.log\n", "operation:0")
     write(stack, "f", get_head(stack, "f").replace("five", "FIVE"), "operation:6")
     assert ranges(stack, "f") == [
-        (1, 1, "workspace_session:a"), (2, 3, "original"), (5, 1, "operation:6"), (6, 1, "original"), (7, 1, "operation:1"),
+        (1, 1, "workspace_session:a"), (2, 3, "original"), (5, 1, "operation:6"), (6, 1, "original"), (7, 1, "operation:1"),  # noqa: E501
     ]  # fmt: skip
     write(stack, "single", "one\ntwo\n", "operation:7")
     want = {path: ranges(stack, path) for path in paths}
@@ -286,7 +312,11 @@ def test_what_many_paths_remember_is_read_as_it_was_written_and_every_flipped_bi
     pairs = sorted(told.items(), key=lambda pair: os.fsencode(pair[0]))
     path = str(tmp_path / "x.blame")
     digest = blame_file.write_new(path, pairs, aside=str(tmp_path))
-    assert list(blame_file.load(path).items()) == pairs and digest == blame_file.checksum(path) and os.listdir(tmp_path) == ["x.blame"]
+    assert (
+        list(blame_file.load(path).items()) == pairs
+        and digest == blame_file.checksum(path)
+        and os.listdir(tmp_path) == ["x.blame"]
+    )
     data = (tmp_path / "x.blame").read_bytes()
     assert data.startswith(b"eos-blame 2 6 ")
     for at in range(len(data)):

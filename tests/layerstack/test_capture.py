@@ -15,7 +15,9 @@ from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 
 def sealed(session: Session) -> dict[str, str]:
-    """Seal, once more to see that nothing happens then, and say what the upperdir holds: kinds as in the index, `o` for opaque."""
+    """Seal, once more to see that nothing happens then, and say what the upperdir holds: kinds as in the
+    index, `o` for opaque.
+    """
     session.umount()
     upper, stack = session.upper, session.upper.snapshot.chain
     steps: list[str] = []
@@ -28,7 +30,9 @@ def sealed(session: Session) -> dict[str, str]:
     assert steps == [], "sealing what is sealed does nothing"
     index = build(tree, stack).records
     assert build(in_memory, stack).records == index, "a preview sees the same layer"
-    return {path: "o" if rec.opaque else "q" if rec.quiet else rec.kind for path, rec in index.items() if path}
+    return {
+        path: "o" if rec.opaque else "q" if rec.quiet else rec.kind for path, rec in index.items() if path
+    }
 
 
 @on_a_stack({"d/f": "f\n"})
@@ -37,11 +41,15 @@ def test_trap_1_a_new_directory_is_not_opaque_in_the_layer(stack: Stack) -> None
     put(a.at("n/x"))
     put(a.at("d/m/y"))
     assert sealed(a) == {"n": "d", "n/x": "f", "d": "q", "d/m": "d", "d/m/y": "f"}
-    assert not is_opaque(f"{a.upper.upperdir}/n", stack.form) and not is_opaque(f"{a.upper.upperdir}/d/m", stack.form)
+    assert not is_opaque(f"{a.upper.upperdir}/n", stack.form) and not is_opaque(
+        f"{a.upper.upperdir}/d/m", stack.form
+    )
 
 
 @on_a_stack({f"d/{i}": "f\n" for i in range(30)})
-def test_a_directory_that_was_emptied_and_made_again_stays_opaque_when_whiteouts_would_be_many(stack: Stack) -> None:
+def test_a_directory_that_was_emptied_and_made_again_stays_opaque_when_whiteouts_would_be_many(
+    stack: Stack,
+) -> None:
     a = stack.session()
     shutil.rmtree(a.at("d"))
     put(a.at("d/x"))
@@ -142,12 +150,20 @@ def test_sealing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> None
 
 @on_a_stack({"d/f": "f\n", "base/.eos-0123456789abcdef/f": "meant\n"})
 def test_what_a_killed_process_left_half_made_is_no_work_of_the_session(stack: Stack) -> None:
-    """A place where something was being completed is told by its name and mode together; what the base has of that name was meant."""
+    """A place where something was being completed is told by its name and mode together; what the base has of
+    that name was meant.
+    """
     a = stack.session()
     for place in ("d", "new", "base"):
         put(a.at(f"{place}/{tempnames.place_name()}/entry/half"))
-        (name,) = [name for name in os.listdir(a.at(place)) if name.startswith(".eos-") and name != ".eos-0123456789abcdef"]
-        os.chmod(a.at(f"{place}/{name}"), tempnames.PLACE_MODE | 0o2000 if place == "new" else tempnames.PLACE_MODE)
+        (name,) = [
+            name
+            for name in os.listdir(a.at(place))
+            if name.startswith(".eos-") and name != ".eos-0123456789abcdef"
+        ]
+        os.chmod(
+            a.at(f"{place}/{name}"), tempnames.PLACE_MODE | 0o2000 if place == "new" else tempnames.PLACE_MODE
+        )
     os.chmod(a.at("base/.eos-0123456789abcdef"), tempnames.PLACE_MODE)
     put(a.at("d/.eos-00000000000000000/f"))
     os.chmod(a.at("d/.eos-00000000000000000"), tempnames.PLACE_MODE)
@@ -155,9 +171,17 @@ def test_what_a_killed_process_left_half_made_is_no_work_of_the_session(stack: S
     put(a.at("d/.eos-1111111111111111"))
     for place, late in (("files", 0), ("d", 1)):
         put(a.at(f"{place}/written"))
-        os.rename(a.at(f"{place}/written"), a.at(f"{place}/{tempnames.file_name(os.stat(a.at(f'{place}/written')).st_mtime_ns + late)}"))
+        os.rename(
+            a.at(f"{place}/written"),
+            a.at(f"{place}/{tempnames.file_name(os.stat(a.at(f'{place}/written')).st_mtime_ns + late)}"),
+        )
     a.umount()
-    assert [os.path.dirname(path) for path in sorted(a.upper.preview().dropped)] == ["base", "d", "files", "new"]
+    assert [os.path.dirname(path) for path in sorted(a.upper.preview().dropped)] == [
+        "base",
+        "d",
+        "files",
+        "new",
+    ]
     assert [os.path.dirname(path) for path in sorted(a.publish().dropped)] == ["base", "d", "files", "new"]
     files = {path for path, text in stack.shows().items() if text != "/" and len(path) < len("d/.eos-") + 32}
     kept = {
@@ -165,4 +189,6 @@ def test_what_a_killed_process_left_half_made_is_no_work_of_the_session(stack: S
         *(f"d/.eos-{name}" for name in ("00000000000000000/f", "0000000000000000/f", "1111111111111111")),
     }
     assert files == {"d/f", *kept} and "new" in stack.shows() and "files" in stack.shows()
-    assert len([path for path in stack.shows() if len(path) == len("d/.eos-") + 32]) == 1, "the one of another time is a file as any"
+    assert len([path for path in stack.shows() if len(path) == len("d/.eos-") + 32]) == 1, (
+        "the one of another time is a file as any"
+    )

@@ -60,7 +60,10 @@ def test_a_tree_that_remembers_looks_again_after_each_change_of_its_own(tmp_path
             except FileNotFoundError:
                 continue
             assert seen.scan(path) == there
-            assert (seen.state(path).times, seen.state(path).meta) == (plain.state(path).times, plain.state(path).meta)
+            assert (seen.state(path).times, seen.state(path).meta) == (
+                plain.state(path).times,
+                plain.state(path).meta,
+            )
             assert (seen.opaque(path), seen.foreign(path)) == (plain.opaque(path), plain.foreign(path))
             for name, kind in there:
                 child = f"{path}/{name}".strip("/")
@@ -82,4 +85,7 @@ def test_a_tree_that_remembers_looks_again_after_each_change_of_its_own(tmp_path
         same()
         change()
         same()
-    assert told == [f"seal.{name}" for name in ("unlink", "put_f", "replace", "opaque", "unopaque", "attributes", "rmdir", "remove")]
+    assert told == [
+        f"seal.{name}"
+        for name in ("unlink", "put_f", "replace", "opaque", "unopaque", "attributes", "rmdir", "remove")
+    ]

@@ -1,4 +1,6 @@
-"""What follows a squash: versions inside its blocks are closed, drafts and dead sessions go on with the new layer, whatever the disk refuses."""
+"""What follows a squash: versions inside its blocks are closed, drafts and dead sessions go on with the new
+layer, whatever the disk refuses.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def three_layers(s: Stack) -> None:
 
 @on_a_stack(BASE)
 def test_a_version_inside_a_block_is_closed_even_if_somebody_keeps_its_layers(s: Stack) -> None:
-    """Pitfall 15: version 2 makes a file, version 3 deletes it; a session on 4 keeps the layers of both, yet 2 is gone for good."""
+    """Pitfall 15: version 2 makes a file, version 3 deletes it; a session on 4 keeps the layers of both, yet
+    2 is gone for good.
+    """
     publish(s, made="x\n")
     two = s.session()
     os.unlink(two.at("made"))
@@ -118,7 +122,9 @@ def test_a_crash_between_commit_and_end_is_finished_by_the_next_open(s: Stack) -
 
 
 def refuse_at_each_act(s: Stack, code: int) -> int:
-    """A squash for each system call that it makes to change the disk, which fails in it. Returns how many there are."""
+    """A squash for each system call that it makes to change the disk, which fails in it. Returns how many
+    there are.
+    """
     left, acting = -1, False
 
     def tick(name: str) -> None:

@@ -1,4 +1,6 @@
-"""Comparisons are found as they are asked for: a page costs about the page, and a rollback holds no list of paths."""
+"""Comparisons are found as they are asked for: a page costs about the page, and a rollback holds no list of
+paths.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_a_first_page_a_rollback_and_a_preview_of_private_layers_do_not_grow_wit
 
         stack.publish(half_flat)
         assert isinstance(store.snapshot().chain.layers[0].index, PackedIndex)
-        assert calls_of(lambda: versions.diff_versions(store, 1, 2)) < 20 * COUNT, "two hundred changes are looked at, not all"
+        assert calls_of(lambda: versions.diff_versions(store, 1, 2)) < 20 * COUNT, (
+            "two hundred changes are looked at, not all"
+        )
         last = store.head.version
         at, pages = 0, 0
         while True:
@@ -69,7 +73,9 @@ def test_a_first_page_a_rollback_and_a_preview_of_private_layers_do_not_grow_wit
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
 def test_a_rollback_takes_back_a_directory_whose_neighbour_sorts_into_it(stack: Stack) -> None:
-    """`d-x` lies between `d` and `d/y`: what is below `d` was taken for something that still has to be deleted by itself."""
+    """`d-x` lies between `d` and `d/y`: what is below `d` was taken for something that still has to be
+    deleted by itself.
+    """
     before = stack.tree()
     session = stack.session()
     for path in ("d/y", "d-x", "d.z/a", "d/sub/z", "d0"):
@@ -84,7 +90,9 @@ def test_a_rollback_takes_back_a_directory_whose_neighbour_sorts_into_it(stack: 
 
 @on_a_stack({"f": "base\n", "d/keep": "k\n", "d/gone": "g\n"})
 def test_a_preview_of_private_layers_says_what_their_publication_does(stack: Stack) -> None:
-    """The fold that a preview looks up is the one that a publish makes: opaque directories, deletions over deletions, files for directories."""
+    """The fold that a preview looks up is the one that a publish makes: opaque directories, deletions over
+    deletions, files for directories.
+    """
     session = stack.session()
     for n, edit in enumerate(
         (
@@ -100,10 +108,20 @@ def test_a_preview_of_private_layers_says_what_their_publication_does(stack: Sta
         assert list(session.rejected()) == ["clash"]
         session.mount()
     put(session.at("clash"), "head 3\n")
-    wanted = {path: get(session.at(path)) for path in ("d/keep", "e", "clash") if os.path.isfile(session.at(path))}
-    assert sorted(os.listdir(session.at(""))) == ["clash", "d", "e"] and os.listdir(session.at("d")) == ["keep"]
+    wanted = {
+        path: get(session.at(path)) for path in ("d/keep", "e", "clash") if os.path.isfile(session.at(path))
+    }
+    assert sorted(os.listdir(session.at(""))) == ["clash", "d", "e"] and os.listdir(session.at("d")) == [
+        "keep"
+    ]
     session.umount()
     seen = session.upper.preview()
     done = session.publish()
-    assert (seen.would_publish, seen.source_count, seen.ignored_count) == (True, done.source_count, done.ignored_count)
-    assert stack.shows().keys() >= wanted.keys() and not {"f", "d/new", "d/gone", "e/f/g"} & stack.shows().keys()
+    assert (seen.would_publish, seen.source_count, seen.ignored_count) == (
+        True,
+        done.source_count,
+        done.ignored_count,
+    )
+    assert (
+        stack.shows().keys() >= wanted.keys() and not {"f", "d/new", "d/gone", "e/f/g"} & stack.shows().keys()
+    )

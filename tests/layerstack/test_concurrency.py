@@ -1,6 +1,8 @@
-"""Many at once on one store: nobody loses a byte, readers wait for nobody, and the lock is held for bookkeeping alone.
+"""Many at once on one store: nobody loses a byte, readers wait for nobody, and the lock is held for
+bookkeeping alone.
 
-Every race is set up at a named step: somebody stands still inside an operation while the other one runs to its end. Each wait is bounded.
+Every race is set up at a named step: somebody stands still inside an operation while the other one runs to
+its end. Each wait is bounded.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Crowd:
 
 
 def meanwhile(work: Callable[[], T]) -> T:
-    """In another thread, while this one stands where it is; AssertionError when it had to wait for this one."""
+    """In another thread, while this one stands where it is; AssertionError when it had to wait for this one."""  # noqa: E501
     crowd, found = Crowd(), list[T]()
     crowd.start(lambda: found.append(work()))
     crowd.join()
@@ -109,9 +111,13 @@ def a_file_each(s: Stack, count: int) -> None:
         put(session.at(f"ignored-{n}.o"), f"object of {n}\n")
     published, drafts = publish_at_once(s, sessions)
     assert not drafts and [p.no_op for p in published] == [False] * count
-    assert sorted(p.manifest.version for p in published) == list(range(2, count + 2)), "each its own version, none twice, none left out"
+    assert sorted(p.manifest.version for p in published) == list(range(2, count + 2)), (
+        "each its own version, none twice, none left out"
+    )
     assert len({p.layer_id for p in published}) == count == len(s.store.head.layers) - 1
-    wanted = {f"made/by-{n}": f"work of {n}\n" for n in range(count)} | {f"ignored-{n}.o": f"object of {n}\n" for n in range(count)}
+    wanted = {f"made/by-{n}": f"work of {n}\n" for n in range(count)} | {
+        f"ignored-{n}.o": f"object of {n}\n" for n in range(count)
+    }
     s.reopen()
     assert wanted.items() <= s.shows().items() and s.store.recovered == ()
 
@@ -128,7 +134,13 @@ def one_file(s: Stack, count: int) -> None:
     views = [s.shows()]
     for draft in drafts:
         session = s.session(draft_id=draft.draft_id)
-        views.append({name: get(session.at(name)) for name in os.listdir(session.view) if name == "f" or name.startswith("beside-")})
+        views.append(
+            {
+                name: get(session.at(name))
+                for name in os.listdir(session.view)
+                if name == "f" or name.startswith("beside-")
+            }
+        )
         session.umount()
         session.upper.discard()
     for n in range(count):
@@ -142,7 +154,9 @@ def test_thirteen_sessions_that_publish_a_file_each_at_once_make_thirteen_layers
 
 
 @on_a_stack(BASE)
-def test_of_thirteen_sessions_that_publish_one_file_at_once_one_is_a_layer_and_twelve_are_drafts(s: Stack) -> None:
+def test_of_thirteen_sessions_that_publish_one_file_at_once_one_is_a_layer_and_twelve_are_drafts(
+    s: Stack,
+) -> None:
     one_file(s, 13)
 
 
@@ -152,7 +166,9 @@ def test_thirty_two_sessions_that_publish_a_file_each_at_once_make_thirty_two_la
 
 
 @on_a_stack(BASE)
-def test_of_thirty_two_sessions_that_publish_one_file_at_once_one_is_a_layer_and_no_byte_of_the_others_is_lost(s: Stack) -> None:
+def test_of_thirty_two_sessions_that_publish_one_file_at_once_one_is_a_layer_and_no_byte_of_the_others_is_lost(  # noqa: E501
+    s: Stack,
+) -> None:
     one_file(s, 32)
 
 
@@ -161,7 +177,9 @@ def test_of_thirty_two_sessions_that_publish_one_file_at_once_one_is_a_layer_and
 
 @on_a_stack(BASE)
 def test_readers_wait_for_no_publish_at_any_step_of_its_commit(s: Stack) -> None:
-    """The publisher stands still inside the lock; meanwhile somebody else reads the head, lists, looks back and previews, and is done."""
+    """The publisher stands still inside the lock; meanwhile somebody else reads the head, lists, looks back
+    and previews, and is done.
+    """
     idle, writer = s.session(), s.session()
     put(idle.at("idle"), "idle\n")
     idle.umount()
@@ -192,13 +210,17 @@ def test_readers_wait_for_no_publish_at_any_step_of_its_commit(s: Stack) -> None
     assert published.manifest.version == 2
     old, new = lines().encode(), lines((3, "by the writer")).encode()
     last = seen.pop("commit.fsync_manifest")
-    assert len(seen) >= 5 and set(seen.values()) == {old}, "before the rename of the manifest the head is the old one"
+    assert len(seen) >= 5 and set(seen.values()) == {old}, (
+        "before the rename of the manifest the head is the old one"
+    )
     assert last == new
 
 
 @on_a_stack(BASE)
 def test_another_publish_completes_at_every_step_before_the_commit(s: Stack) -> None:
-    """Sealing, planning, cloning, merging, hashing, writing the index and syncing it: the lock is free meanwhile."""
+    """Sealing, planning, cloning, merging, hashing, writing the index and syncing it: the lock is free
+    meanwhile.
+    """
     slow, other = s.session(), s.session()
     put(slow.at("f"), lines((3, "by the slow one")))
     os.unlink(slow.at("d/g"))
@@ -209,17 +231,36 @@ def test_another_publish_completes_at_every_step_before_the_commit(s: Stack) -> 
     passed: dict[str, int] = {}
 
     def step(name: str) -> None:
-        if not name.startswith("commit.") and name not in passed and threading.current_thread() is threading.main_thread():
-            done = meanwhile(lambda: s.store.update_file(f"by-the-way/{name}", lambda _: b"x\n", owner="o", request_id="r"))
+        if (
+            not name.startswith("commit.")
+            and name not in passed
+            and threading.current_thread() is threading.main_thread()
+        ):
+            done = meanwhile(
+                lambda: s.store.update_file(f"by-the-way/{name}", lambda _: b"x\n", owner="o", request_id="r")
+            )
             passed[name] = done.manifest.version
 
     s.store.step = step
     published = slow.publish()
     s.store.step = fsync.no_step
-    assert {"publish.plan", "publish.clone", "publish.write.json", "publish.write.index", "publish.sync_layer"} <= passed.keys()
-    assert list(passed.values()) == sorted(set(passed.values())) and published.manifest.version > passed["publish.sync_layer"]
+    assert {
+        "publish.plan",
+        "publish.clone",
+        "publish.write.json",
+        "publish.write.index",
+        "publish.sync_layer",
+    } <= passed.keys()
+    assert (
+        list(passed.values()) == sorted(set(passed.values()))
+        and published.manifest.version > passed["publish.sync_layer"]
+    )
     shows = s.shows()
-    assert shows["f"] == lines((3, "by the slow one"), (30, "by the other")) and "d/g" not in shows and shows["new/deep/x"] == "x\n"
+    assert (
+        shows["f"] == lines((3, "by the slow one"), (30, "by the other"))
+        and "d/g" not in shows
+        and shows["new/deep/x"] == "x\n"
+    )
     assert s.mode("d") == 0o711
     assert {f"by-the-way/{name}" for name in passed if not name.startswith("session.")} <= shows.keys()
 
@@ -271,7 +312,9 @@ def test_what_costs_by_the_size_of_the_work_is_done_without_the_lock(s: Stack) -
 
 @on_a_stack(BASE)
 def test_what_is_published_at_any_step_of_a_squash_stays_a_layer_of_its_own(s: Stack) -> None:
-    """A publish completes while the squash plans, folds, writes and syncs; and so does a session that was open before it."""
+    """A publish completes while the squash plans, folds, writes and syncs; and so does a session that was
+    open before it.
+    """
     for n in range(4):
         s.store.update_file(f"n{n}", lambda _: b"n\n", owner="o", request_id="r")
     before = s.store.head.layer_ids
@@ -280,7 +323,9 @@ def test_what_is_published_at_any_step_of_a_squash_stays_a_layer_of_its_own(s: S
     def step(name: str) -> None:
         if name in ("squash.plan", "squash.fold", "squash.write", "squash.sync"):
             path = f"during/{name}"
-            late.append(meanwhile(lambda: s.store.update_file(path, lambda _: b"x\n", owner="o", request_id="r")))
+            late.append(
+                meanwhile(lambda: s.store.update_file(path, lambda _: b"x\n", owner="o", request_id="r"))
+            )
             with pytest.raises(SquashInFlight):
                 s.store.squash()
 
@@ -289,11 +334,16 @@ def test_what_is_published_at_any_step_of_a_squash_stays_a_layer_of_its_own(s: S
     s.store.step = fsync.no_step
     assert len(late) == 4
     layers = s.store.head.layer_ids
-    assert layers[:4] == tuple(p.layer_id for p in reversed(late)), "each is where it was, and is no part of the block"
-    assert [(layer[0], set(block.replaced_layer_ids)) for layer, block in zip(layers[4:5], done.blocks, strict=True)] == [
-        ("S", set(before[:-1]))
-    ]
-    assert {f"n{n}" for n in range(4)} | {f"during/squash.{w}" for w in ("plan", "fold", "write", "sync")} <= s.shows().keys()
+    assert layers[:4] == tuple(p.layer_id for p in reversed(late)), (
+        "each is where it was, and is no part of the block"
+    )
+    assert [
+        (layer[0], set(block.replaced_layer_ids))
+        for layer, block in zip(layers[4:5], done.blocks, strict=True)
+    ] == [("S", set(before[:-1]))]
+    assert {f"n{n}" for n in range(4)} | {
+        f"during/squash.{w}" for w in ("plan", "fold", "write", "sync")
+    } <= s.shows().keys()
 
 
 @on_a_stack(BASE)
@@ -315,12 +365,16 @@ def test_of_squashes_that_start_at_once_one_folds_and_the_others_do_nothing(s: S
     crowd.join()
     blocks = [block for one in done for block in one.blocks]
     assert len(blocks) == 1 and len(blocks[0].replaced_layer_ids) == 6 and s.store.head.version == 8
-    assert s.shows() == shows and s.layer_dirs() == [blocks[0].squashed_layer_id] and disagreement(s.store) == ""
+    assert (
+        s.shows() == shows and s.layer_dirs() == [blocks[0].squashed_layer_id] and disagreement(s.store) == ""
+    )
 
 
 @on_a_stack(BASE)
 def test_sessions_that_publish_draft_and_leave_beside_squashes_and_collections_lose_nothing(s: Stack) -> None:
-    """Eight writers of five sessions each: published, put aside, discarded; somebody squashes and collects whenever a writer is at its commit."""
+    """Eight writers of five sessions each: published, put aside, discarded; somebody squashes and collects
+    whenever a writer is at its commit.
+    """
     crowd, lock = Crowd(), threading.Lock()
     kept: list[tuple[Draft, str]] = []
     wanted: dict[str, str] = {}
@@ -363,7 +417,11 @@ def test_sessions_that_publish_draft_and_leave_beside_squashes_and_collections_l
     assert folded and disagreement(s.store) == "" and os.listdir(f"{s.root}/staging") == []
     s.reopen()
     shows = s.shows()
-    assert s.store.recovered == () and wanted.items() <= shows.items() and len([p for p in shows if "/" in p and p[0].isdigit()]) == 24
+    assert (
+        s.store.recovered == ()
+        and wanted.items() <= shows.items()
+        and len([p for p in shows if "/" in p and p[0].isdigit()]) == 24
+    )
     for draft, text in kept:
         page = versions.diff_draft(s.store, draft.draft_id)
         assert any(change.patch is not None and text.encode() in change.patch.data for change in page.changes)

@@ -1,4 +1,6 @@
-"""The digest of content and holes: the same for the same bytes wherever the holes lie, at no cost for what is not there."""
+"""The digest of content and holes: the same for the same bytes wherever the holes lie, at no cost for what is
+not there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from hypothesis import strategies as st
 
 from layerstack.errors import Stopped
 from layerstack.kernel import content
-from layerstack.kernel.content import BLOCK, ContentHash, data_ranges, digest_at, digest_of_bytes, has_holes, same_content, sparse_map
+from layerstack.kernel.content import (
+    BLOCK,
+    ContentHash,
+    data_ranges,
+    digest_at,
+    digest_of_bytes,
+    has_holes,
+    same_content,
+    sparse_map,
+)
 from layerstack.model import cancel
 
 TIB = 1 << 40
@@ -38,14 +49,18 @@ def in_plain_words(data: bytes) -> bytes:
         while end < len(zero) and zero[end] == zero[at]:
             end += 1
         part = data[at * BLOCK : end * BLOCK]
-        total.update(b"z%d\n" % len(part) if zero[at] else b"d%d\n%s" % (len(part), hashlib.sha256(part).digest()))
+        total.update(
+            b"z%d\n" % len(part) if zero[at] else b"d%d\n%s" % (len(part), hashlib.sha256(part).digest())
+        )
         at = end
     return total.digest()
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(run, max_size=6), st.lists(st.integers(1, 2 * BLOCK), max_size=8))
-def test_the_digest_is_a_function_of_the_bytes_however_they_come(runs: list[tuple[bytes, int]], cuts: list[int]) -> None:
+def test_the_digest_is_a_function_of_the_bytes_however_they_come(
+    runs: list[tuple[bytes, int]], cuts: list[int]
+) -> None:
     data = laid(runs)
     pieces, skipping, at = ContentHash(), ContentHash(), 0
     for size in [*cuts, len(data)]:
@@ -61,7 +76,9 @@ def test_the_digest_is_a_function_of_the_bytes_however_they_come(runs: list[tupl
 
 @settings(max_examples=60, deadline=None)
 @given(runs=st.lists(run, min_size=1, max_size=6))
-def test_a_file_with_holes_is_the_dense_one(tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[bytes, int]]) -> None:
+def test_a_file_with_holes_is_the_dense_one(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[bytes, int]]
+) -> None:
     folder = tmp_path_factory.mktemp("two")
     data = laid(runs)
     dense, holed = folder / "dense", folder / "holed"
@@ -86,7 +103,9 @@ def test_a_file_with_holes_is_the_dense_one(tmp_path_factory: pytest.TempPathFac
 
 
 def test_no_other_content_has_the_digest_of_one_with_zero_blocks(tmp_path: Path) -> None:
-    """Whoever writes down what is hashed for a sparse file gets another digest: these bytes begin with a block of zeros."""
+    """Whoever writes down what is hashed for a sparse file gets another digest: these bytes begin with a
+    block of zeros.
+    """
     inner = bytes(BLOCK) + b"z%d\n" % TIB
     assert hashlib.sha256(inner).digest() == digest_at(hole(tmp_path / "f", TIB))
     assert digest_of_bytes(inner) != hashlib.sha256(inner).digest()
@@ -124,7 +143,9 @@ def test_terabytes_of_nothing_cost_nothing(tmp_path: Path) -> None:
         assert not same_content(a.fileno(), c.fileno())
         assert [length for _, length in data_ranges(a.fileno())] and has_holes(os.fstat(a.fileno()))
     after = resource.getrusage(resource.RUSAGE_SELF)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1, "CPU seconds: the holes were read"
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1, (
+        "CPU seconds: the holes were read"
+    )
 
 
 def test_many_small_holes_are_told_apart_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,9 @@ def test_publishing_one_file_costs_the_same_on_many_layers_as_on_few(stack: Stac
     few = max(publish() for _ in range(5))
     for _ in range(150):
         publish()
-    assert publish() < 1.5 * few + 3 * len(stack.store.head.layers), "a few look-ups of dictionaries for each layer, no more"
+    assert publish() < 1.5 * few + 3 * len(stack.store.head.layers), (
+        "a few look-ups of dictionaries for each layer, no more"
+    )
 
 
 @pytest.mark.soak
@@ -107,12 +109,17 @@ def test_a_change_of_50_000_files_is_previewed_published_merged_squashed_and_ope
     seen = first.preview()
     done = first.publish(owner="o", request_id="r")
     assert (seen.source_count, seen.would_publish) == (done.source_count, True) == (50_100, True)
-    assert second.publish(owner="o", request_id="r").source_count == 20_040, "the file that is there already is no change"
+    assert second.publish(owner="o", request_id="r").source_count == 20_040, (
+        "the file that is there already is no change"
+    )
     assert len(stack.store.squash().blocks) == 1
     stack.store.close()
     stack.store = Store.open(stack.root)
     snapshot = stack.store.snapshot()
-    assert snapshot.read_bytes("a99/f49999") == b"a 49999\n" and snapshot.read_bytes("b39/f19999") == b"b 19999\n"
+    assert (
+        snapshot.read_bytes("a99/f49999") == b"a 49999\n"
+        and snapshot.read_bytes("b39/f19999") == b"b 19999\n"
+    )
     assert sum(1 for _ in snapshot.chain.walk()) == 70_141
 
 

@@ -1,7 +1,8 @@
 """A process is killed at every durable act of a store's life; what it leaves must hold every promise.
 
-The acts are not written down: a recording run finds them. Named steps come from the store itself; beside them every system call that changes
-a name or syncs is one, seen by wrapping it in the child, so that a rename nobody named is found too.
+The acts are not written down: a recording run finds them. Named steps come from the store itself; beside them
+every system call that changes a name or syncs is one, seen by wrapping it in the child, so that a rename
+nobody named is found too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,19 @@ from tests.layerstack import crash_history
 from tests.layerstack.crash_history import Expected, Journal, Places
 from tests.trees import Tree
 
-CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "symlink", "mknod", "setxattr", "removexattr", "chmod")
+CALLS = (
+    "rename",
+    "link",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "fsync",
+    "symlink",
+    "mknod",
+    "setxattr",
+    "removexattr",
+    "chmod",
+)
 SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
 STRIDE = 1 if SOAK else 48
 """Every so many unnamed acts one is cut at; see `chosen`."""
@@ -35,14 +48,18 @@ Which = Literal["first", "last", "both"]
 
 
 class Recorded(NamedTuple):
-    """The acts of an undisturbed run in their order, named steps as the store calls them, system calls as `call:...`; and its versions."""
+    """The acts of an undisturbed run in their order, named steps as the store calls them, system calls as
+    `call:...`; and its versions.
+    """
 
     acts: list[str]
     expected: Expected
 
 
 def tapped(tick: Callable[[str], None]) -> None:
-    """From here on `tick("call:rename")` runs before each system call that changes something on disk. In a child only."""
+    """From here on `tick("call:rename")` runs before each system call that changes something on disk. In a
+    child only.
+    """
 
     def tap(module: Any, name: str, label: str) -> None:
         real = getattr(module, name)
@@ -88,13 +105,19 @@ def _play_until(places: Places, journal: Journal, number: int, broken_by: Callab
 
 
 def chosen(acts: list[str], stride: int, which: Which = "both") -> list[int]:
-    """Which acts are cut at: with a stride of 1 all of them, else the first or the last of each named step, or both, and every stride-th system call."""
+    """Which acts are cut at: with a stride of 1 all of them, else the first or the last of each named step,
+    or both, and every stride-th system call.
+    """
     last = {name: number for number, name in enumerate(acts)}
     first = {name: number for number, name in reversed(list(enumerate(acts)))}
     ends = {"first": (first,), "last": (last,), "both": (first, last)}[which]
 
     def taken(number: int, name: str) -> bool:
-        return number % stride == 0 if name.startswith("call:") else stride == 1 or any(end[name] == number for end in ends)
+        return (
+            number % stride == 0
+            if name.startswith("call:")
+            else stride == 1 or any(end[name] == number for end in ends)
+        )
 
     return [number for number, name in enumerate(acts) if taken(number, name)]
 
@@ -113,20 +136,25 @@ def kill_everywhere(
     broken_by: Callable[[], None] = intact,
     all_of_them: bool = True,
 ) -> list[str]:
-    """Runs the history once for each chosen act, killed there, and once to its end; checks what is left. Returns the names of the acts.
+    """Runs the history once for each chosen act, killed there, and once to its end; checks what is left.
+    Returns the names of the acts.
 
-    Runs in a child that may mount; the store lies in memory, since a killed process loses nothing of the page cache anyway.
+    Runs in a child that may mount; the store lies in memory, since a killed process loses nothing of the page
+    cache anyway.
     Args:
         which: of the acts of one name, when not all are cut at.
         every: only every so many of the chosen acts.
-        broken_by: breaks the library in the processes that are killed; those that record and check have it whole.
+        broken_by: breaks the library in the processes that are killed; those that record and check have it
+            whole.
         all_of_them: go on to the end, and tell all that are broken; else the first one ends it.
     """
     syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
 
     def fresh(name: str) -> tuple[Places, Journal]:
         place = os.path.join(folder, name)
-        return crash_history.prepare(place, os.path.join(place, "mounts"), form), Journal(os.path.join(place, "journal"))
+        return crash_history.prepare(place, os.path.join(place, "mounts"), form), Journal(
+            os.path.join(place, "journal")
+        )
 
     recorded = _record(*fresh("recorded"))
     names = [*recorded.acts, "the end"]
@@ -147,7 +175,14 @@ def kill_everywhere(
     return recorded.acts
 
 
-CUT_TWICE = ("commit.rename_metadata", "commit.rename_manifest", "draft.json.rename", "draft.rename", "upper.renew", "session.end")
+CUT_TWICE = (
+    "commit.rename_metadata",
+    "commit.rename_manifest",
+    "draft.json.rename",
+    "draft.rename",
+    "upper.renew",
+    "session.end",
+)
 """Before these the process is killed whose leavings a second one opens, which is killed too."""
 
 
@@ -167,12 +202,16 @@ def _open_until(places: Places, number: int) -> None:
 
 
 def kill_the_open(folder: str, stride: int) -> int:
-    """For the last of each act CUT_TWICE: kills the history there, then on copies of what is left an open at every stride-th act. How many."""
+    """For the last of each act CUT_TWICE: kills the history there, then on copies of what is left an open at
+    every stride-th act. How many.
+    """
     syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
 
     def fresh(name: str) -> tuple[Places, Journal]:
         place = os.path.join(folder, name)
-        return crash_history.prepare(place, os.path.join(place, "mounts"), "trusted"), Journal(os.path.join(place, "journal"))
+        return crash_history.prepare(place, os.path.join(place, "mounts"), "trusted"), Journal(
+            os.path.join(place, "journal")
+        )
 
     recorded = _record(*fresh("recorded"))
     cuts = 0
@@ -194,7 +233,9 @@ def kill_the_open(folder: str, stride: int) -> int:
             try:
                 crash_history.check(again, journal.read(), recorded.expected)
             except Exception as error:
-                raise AssertionError(f"killed before {name}, the open before its act {act}: {error}") from error
+                raise AssertionError(
+                    f"killed before {name}, the open before its act {act}: {error}"
+                ) from error
             act += stride
             cuts += 1
     return cuts
@@ -209,17 +250,27 @@ LAYERSTACK = layerstack.__path__[0]
 DOCUMENT_STEPS = ("write", "fsync", "rename", "fsync_dir")
 """Of a file that `fsync.replacing` writes under a name."""
 NOT_PASSED = {"trusted": set[str](), "user": {"seal.unredirect"}}
-"""Named steps that the history cannot pass: a directory is renamed by a redirect only where trusted xattrs are."""
+"""Named steps that the history cannot pass: a directory is renamed by a redirect only where trusted xattrs
+are.
+"""
 
 
 def named_steps() -> set[str]:
-    """Every name that the sources give to a step; one that is made up at run time as far as it is written, with a `*` behind."""
+    """Every name that the sources give to a step; one that is made up at run time as far as it is written,
+    with a `*` behind.
+    """
     found: set[str] = set()
     for path in sorted(Path(LAYERSTACK).rglob("*.py")):
         with open(path, encoding="utf-8") as source:
             calls = [node for node in ast.walk(ast.parse(source.read())) if isinstance(node, ast.Call)]
         for call in calls:
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+            name = (
+                call.func.attr
+                if isinstance(call.func, ast.Attribute)
+                else call.func.id
+                if isinstance(call.func, ast.Name)
+                else ""
+            )
             given = next((word.value for word in call.keywords if word.arg == "name"), None)
             if name == "step" and path.name != "fsync.py" and call.args:
                 step = call.args[0]
@@ -232,9 +283,15 @@ def named_steps() -> set[str]:
 
 
 def _check_names(form: str, acts: list[str]) -> None:
-    """The history passes every step that the library names: one that nobody passes is a step that nobody tests."""
+    """The history passes every step that the library names: one that nobody passes is a step that nobody
+    tests.
+    """
     passed = set(acts)
-    missing = {s for s in named_steps() if not (any(a.startswith(s[:-1]) for a in passed) if s.endswith("*") else s in passed)}
+    missing = {
+        s
+        for s in named_steps()
+        if not (any(a.startswith(s[:-1]) for a in passed) if s.endswith("*") else s in passed)
+    }
     assert missing == NOT_PASSED[form], f"{sorted(missing ^ NOT_PASSED[form])}"
     assert len(named_steps()) > 60, "the names are not found any more"
 
@@ -242,7 +299,9 @@ def _check_names(form: str, acts: list[str]) -> None:
 @pytest.mark.timeout(7200 if SOAK else 180)
 @pytest.mark.needs("overlay", "root")
 def test_a_process_killed_at_any_durable_act_loses_nothing_as_root(short_dir: str) -> None:
-    _check_names("trusted", in_namespace.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE, which="last"))
+    _check_names(
+        "trusted", in_namespace.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE, which="last")
+    )
 
 
 @pytest.mark.timeout(7200 if SOAK else 180)

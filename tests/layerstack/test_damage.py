@@ -1,4 +1,6 @@
-"""Damage and bad luck: flipped bits of metadata, the leavings of a publish that could not be undone, links that run out, a closed store."""
+"""Damage and bad luck: flipped bits of metadata, the leavings of a publish that could not be undone, links
+that run out, a closed store.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,18 @@ BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n"}
 
 def every_flip(data: bytes) -> list[bytes]:
     """Each bit flipped alone, and the file cut off at each length."""
-    flips = [data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at in range(len(data)) for bit in range(8)]
+    flips = [
+        data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+        for at in range(len(data))
+        for bit in range(8)
+    ]
     return [*flips, *(data[:length] for length in range(len(data)))]
 
 
 def unreadable(path: str) -> list[Callable[[], None]]:
-    """Ways to put something in the place of the file that cannot be read: EIO, as of a bad block, and a folder."""
+    """Ways to put something in the place of the file that cannot be read: EIO, as of a bad block, and a
+    folder.
+    """
     return [lambda: os.symlink("/proc/self/mem", path), lambda: os.mkdir(path)]
 
 
@@ -58,7 +66,9 @@ class Files(NamedTuple):
 
 
 def one_of_each(stack: Stack) -> Files:
-    """A store that is closed, in which an open changes nothing; the sessions's file comes last, its work is in the way of no other."""
+    """A store that is closed, in which an open changes nothing; the sessions's file comes last, its work is
+    in the way of no other.
+    """
     publish = stack.store.update_file
     for n in range(3):
         publish(f"s{n}", lambda old: b"s\n", owner=f"o{n}", request_id="r")
@@ -81,7 +91,11 @@ def one_of_each(stack: Stack) -> Files:
         f"{stems[1]}.json",
         f"{stems[1]}.index",
     ]
-    apart = ["manifests/1.json", f"drafts/{draft.draft_id}/draft.json", f"pins/{stack.store.head.version}.json"]
+    apart = [
+        "manifests/1.json",
+        f"drafts/{draft.draft_id}/draft.json",
+        f"pins/{stack.store.head.version}.json",
+    ]
     return Files(needed, apart, f"{stems[1]}.blame")
 
 
@@ -189,7 +203,10 @@ def test_a_file_that_the_disk_cannot_read_is_damaged_as_one_with_other_bytes_is(
             os.unlink(path)
             replace()
             told = {damage.file: damage for damage in check(stack.root)}
-            assert told[name].found_by == "reading it" and set(told) <= {name, f"manifests/{FIRST_VERSION}.json"}, (name, told)
+            assert told[name].found_by == "reading it" and set(told) <= {
+                name,
+                f"manifests/{FIRST_VERSION}.json",
+            }, (name, told)
             if name in files.needed:
                 with pytest.raises(StoreCorrupt) as caught:
                     Store.open(stack.root)
@@ -210,7 +227,9 @@ def test_a_file_that_the_disk_cannot_read_is_damaged_as_one_with_other_bytes_is(
 
 @on_a_stack({**BASE}, forms=("trusted",))
 def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) -> None:
-    """Nobody can say on which layers it stands: nothing is folded, no layer goes, and with the document back all is as before."""
+    """Nobody can say on which layers it stands: nothing is folded, no layer goes, and with the document back
+    all is as before.
+    """
     for n in range(3):
         stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
     a, dead = stack.session(), stack.session()
@@ -226,11 +245,17 @@ def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) 
         with open(path, "rb") as file:
             good.append(file.read())
         write(path, good[-1][:-9])
-    os.mkdir(f"{stack.root}/layers/L000099-00000000")  # as of a publish that never finished: it may be the work of the damaged session
+    os.mkdir(
+        f"{stack.root}/layers/L000099-00000000"
+    )  # as of a publish that never finished: it may be the work of the damaged session
     layers = stack.layer_dirs()
     for _ in range(2):
         stack.reopen()
-        assert sorted(stack.store.damaged) == sorted(files) and stack.store.recovered == () and stack.store.drafts() == []
+        assert (
+            sorted(stack.store.damaged) == sorted(files)
+            and stack.store.recovered == ()
+            and stack.store.drafts() == []
+        )
         assert stack.store.squash().blocks == ()
         stack.store.gc()
         stack.store.update_file("more", lambda old: (old or b"") + b"m\n", owner="o", request_id="r")
@@ -244,7 +269,10 @@ def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) 
         write(path, data)
     stack.reopen()
     (recovered,) = stack.store.recovered
-    assert stack.store.damaged == {} and {one.draft_id for one in stack.store.drafts()} == {draft.draft_id, recovered.draft_id}
+    assert stack.store.damaged == {} and {one.draft_id for one in stack.store.drafts()} == {
+        draft.draft_id,
+        recovered.draft_id,
+    }
     assert get(stack.session(draft_id=recovered.draft_id).at("work")) == "of the dead\n"
     assert get(stack.session(draft_id=draft.draft_id).at("draft")) == "kept\n"
     assert stack.store.squash().blocks
@@ -274,12 +302,17 @@ def test_a_session_that_is_set_apart_can_be_given_up_and_no_other_can(stack: Sta
     assert stack.store.damaged == {} and os.listdir(f"{stack.root}/sessions") == [live.upper.session_id]
     assert len(stack.store.squash().blocks) == 1
     stack.store.gc()
-    assert "L000099-00000000" not in os.listdir(f"{stack.root}/layers") and os.listdir(stack.store.scrap.path) == []
+    assert (
+        "L000099-00000000" not in os.listdir(f"{stack.root}/layers")
+        and os.listdir(stack.store.scrap.path) == []
+    )
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
 def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> None:
-    """Its end replaces and deletes files by what drafts and versions say: not while one of them cannot be read."""
+    """Its end replaces and deletes files by what drafts and versions say: not while one of them cannot be
+    read.
+    """
     a = stack.session()
     put(a.at("draft"), "kept\n")
     a.umount()
@@ -308,7 +341,11 @@ def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> No
         stack.store.snapshot(3)
     put(path, good)
     stack.reopen()
-    assert stack.store.damaged == {} and len(stack.layer_dirs()) == 1 and not os.path.exists(f"{stack.root}/manifests/3.json")
+    assert (
+        stack.store.damaged == {}
+        and len(stack.layer_dirs()) == 1
+        and not os.path.exists(f"{stack.root}/manifests/3.json")
+    )
     assert get(stack.session(draft_id=draft.draft_id).at("draft")) == "kept\n"
 
 
@@ -344,7 +381,9 @@ def test_a_session_that_stands_on_a_damaged_draft_waits_for_it(stack: Stack) -> 
     good = get(path)
     put(path, good[:50])
     stack.reopen()
-    assert [name for name, _ in stack.store.unrecovered] == [b.upper.session_id] and list(stack.store.damaged) == [path]
+    assert [name for name, _ in stack.store.unrecovered] == [b.upper.session_id] and list(
+        stack.store.damaged
+    ) == [path]
     put(path, good)
     stack.reopen()
     (recovered,) = stack.store.recovered
@@ -401,7 +440,9 @@ def test_a_document_or_manifest_in_another_spelling_of_the_same_values_is_damage
 
 @on_a_stack({**BASE}, forms=("trusted",))
 def test_a_layer_that_hides_what_is_below_has_another_digest_than_one_that_does_not(stack: Stack) -> None:
-    """Else a lost mark would pass every check, and two publishers could get one layer id for two different layers."""
+    """Else a lost mark would pass every check, and two publishers could get one layer id for two different
+    layers.
+    """
     digests: list[str] = []
     first = stack.session()
     for n in range(40):  # more than a directory that is made again keeps, so that it stays opaque
@@ -425,8 +466,12 @@ def test_a_layer_that_hides_what_is_below_has_another_digest_than_one_that_does_
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_the_only_copy_of_work_that_a_failed_publish_left_in_layers_survives_the_same_publish_by_another(stack: Stack) -> None:
-    """The first publish fails at its manifest, and the rename back fails too; the second has the same content, so the same layer id."""
+def test_the_only_copy_of_work_that_a_failed_publish_left_in_layers_survives_the_same_publish_by_another(
+    stack: Stack,
+) -> None:
+    """The first publish fails at its manifest, and the rename back fails too; the second has the same
+    content, so the same layer id.
+    """
     a, b = stack.session(), stack.session()
     for session in (a, b):
         put(session.at("x"), "the work\n")
@@ -481,7 +526,9 @@ def test_a_write_that_failed_and_could_not_be_undone_can_be_done_again(stack: St
 
 @on_a_stack({"d/big": b"\1" * 4096, "d/other": "o\n"}, forms=("trusted",))
 def test_a_renamed_directory_whose_files_cannot_be_linked_is_copied_whole_or_not_at_all(stack: Stack) -> None:
-    """A file has 65,000 names at most. A copy that was cut off must not be taken for the session's own file when sealing is done again."""
+    """A file has 65,000 names at most. A copy that was cut off must not be taken for the session's own file
+    when sealing is done again.
+    """
     stack.store.update_file("d/big", lambda old: b"\2" * 100_000, owner="o", request_id="r")
     a = stack.session()
     os.rename(a.at("d"), a.at("e"))

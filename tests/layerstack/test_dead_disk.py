@@ -1,6 +1,8 @@
-"""A disk that refuses everything from one step of a publish on, the undoing too, and is sound again: life goes on before anybody opens the store again.
+"""A disk that refuses everything from one step of a publish on, the undoing too, and is sound again: life
+goes on before anybody opens the store again.
 
-Others publish, fold and collect; then the store is opened again, and the work of the publish that failed is published or in a draft.
+Others publish, fold and collect; then the store is opened again, and the work of the publish that failed is
+published or in a draft.
 """
 
 from __future__ import annotations

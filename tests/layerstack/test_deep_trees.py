@@ -15,7 +15,9 @@ from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 
 def go_down(folder: str, name: str, depth: int) -> None:
-    """`depth` directories in one another below `folder`, with a file in the last; the process is left down there."""
+    """`depth` directories in one another below `folder`, with a file in the last; the process is left down
+    there.
+    """
     os.chdir(folder)
     for _ in range(depth):
         os.mkdir(name)
@@ -24,9 +26,14 @@ def go_down(folder: str, name: str, depth: int) -> None:
         file.write("x")
 
 
-@pytest.mark.parametrize("form", [pytest.param(None, id="whoever"), pytest.param("uid", id="ordinary", marks=pytest.mark.needs("uid"))])
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(None, id="whoever"), pytest.param("uid", id="ordinary", marks=pytest.mark.needs("uid"))],
+)
 @pytest.mark.parametrize(("name", "depth"), [("n" * 200, 30), ("d", 1900)], ids=["long-names", "many-levels"])
-def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(short_dir: str, form: str | None, name: str, depth: int) -> None:
+def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(
+    short_dir: str, form: str | None, name: str, depth: int
+) -> None:
     os.chmod(short_dir, 0o777)
 
     def in_child() -> list[str]:
@@ -43,13 +50,20 @@ def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(short_dir: str, fo
 
 
 @on_a_stack({"f": "base\n"})
-def test_a_path_that_cannot_be_captured_stops_the_publish_and_the_session_goes_on_and_removes_it(stack: Stack) -> None:
+def test_a_path_that_cannot_be_captured_stops_the_publish_and_the_session_goes_on_and_removes_it(
+    stack: Stack,
+) -> None:
     session = stack.session()
     put(session.at("a"), "before\n")
     go_down(session.view, "n" * 200, 25)
     os.chdir("/")
     session.umount()
-    for attempt in (session.upper.preview, session.publish, lambda: session.upper.to_draft(reason="r"), session.publish):
+    for attempt in (
+        session.upper.preview,
+        session.publish,
+        lambda: session.upper.to_draft(reason="r"),
+        session.publish,
+    ):
         with pytest.raises(OSError) as caught:
             attempt()
         assert caught.value.errno == errno.ENAMETOOLONG
@@ -83,9 +97,13 @@ def put_deep(session: Session, length: int) -> str:
 
 @on_a_stack({"f": "base\n"})
 def test_what_a_session_with_a_long_id_could_not_read_as_sealed_work_stops_it_as_it_is(stack: Stack) -> None:
-    """A private layer lies deeper than the upperdir, and than a layer where the id is long: a refused publish must not seal what it cannot read."""
+    """A private layer lies deeper than the upperdir, and than a layer where the id is long: a refused publish
+    must not seal what it cannot read.
+    """
     os.mkdir(f"{stack.folder}/view")
-    session = Session(stack.store, stack.store.open_upper("n" * 100, origin="workspace_session:n"), f"{stack.folder}/view")
+    session = Session(
+        stack.store, stack.store.open_upper("n" * 100, origin="workspace_session:n"), f"{stack.folder}/view"
+    )
     stack.sessions.append(session)
     put(session.at("f"), "ours\n")
     path = put_deep(session, PATH_MAX - 2 - len(session.upper.upperdir))

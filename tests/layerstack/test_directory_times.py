@@ -1,4 +1,6 @@
-"""Times of directories: sealing, merging and folding a layer change none; what gives a directory a name or takes one does."""
+"""Times of directories: sealing, merging and folding a layer change none; what gives a directory a name or
+takes one does.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,14 @@ def test_a_deletion_and_a_move_without_a_session_give_their_directories_the_time
     before, start = shown(stack, *FOLDERS), time.time_ns() - 1_000_000_000
     stack.store.delete_path("d/in/c", Author("o", "r", None), recursive=False)
     after = shown(stack, *FOLDERS)
-    assert after["d/in"] >= start and {f: t for f, t in after.items() if f != "d/in"} == {f: t for f, t in before.items() if f != "d/in"}
+    assert after["d/in"] >= start and {f: t for f, t in after.items() if f != "d/in"} == {
+        f: t for f, t in before.items() if f != "d/in"
+    }
     stack.store.move_path("e/x", "o/x", Author("o", "r", None), overwrite=False)
     moved = shown(stack, *FOLDERS)
-    assert min(moved["e"], moved["o"]) >= start and (moved[""], moved["d"], moved["d/in"]) == (before[""], before["d"], after["d/in"])
+    assert min(moved["e"], moved["o"]) >= start and (moved[""], moved["d"], moved["d/in"]) == (
+        before[""],
+        before["d"],
+        after["d/in"],
+    )
     assert stack.store.snapshot().chain.find("o/x") is not None

@@ -1,7 +1,9 @@
-"""A disk that refuses one system call, or all of them until an operation gave up: the head is old or new, no work is lost, and a retry succeeds.
+"""A disk that refuses one system call, or all of them until an operation gave up: the head is old or new, no
+work is lost, and a retry succeeds.
 
-The calls are those that change something, as the kill harness wraps them, and those that write bytes. They fail with ENOSPC and with EIO: in
-the gate odd ones with the first and even ones with the other, in a soak each of them with both.
+The calls are those that change something, as the kill harness wraps them, and those that write bytes. They
+fail with ENOSPC and with EIO: in the gate odd ones with the first and even ones with the other, in a soak
+each of them with both.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ def writes_tapped(tick: Callable[[str], None]) -> None:
     real_open = builtins.open
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        return Written(io.FileIO(file, mode.replace("b", ""))) if mode in ("wb", "xb") else real_open(file, mode, *args, **kwargs)
+        return (
+            Written(io.FileIO(file, mode.replace("b", "")))
+            if mode in ("wb", "xb")
+            else real_open(file, mode, *args, **kwargs)
+        )
 
     setattr(builtins, "open", opened)  # noqa: B010
     for module, name in ((os, "write"), (os, "sendfile"), (syscalls, "sync_file_range")):
@@ -61,7 +67,9 @@ def writes_tapped(tick: Callable[[str], None]) -> None:
 
 
 class Disk:
-    """Fails `width` calls from call number `first` on with `code`, counted over all operations; sound in between."""
+    """Fails `width` calls from call number `first` on with `code`, counted over all operations; sound in
+    between.
+    """
 
     def __init__(self, first: int, width: int, code: int) -> None:
         self.first, self.width, self.code, self.seen = first, width, code, 0
@@ -92,8 +100,10 @@ class Outcome(NamedTuple):
 
 
 class History:
-    """Sessions that are published, rewritten, refused, put aside, reopened, carried over to the head, thrown away; a write, pins, squashes, a
-    rollback, collections. Each operation is tried again once it failed, and memory must agree with the disk before and after that."""
+    """Sessions that are published, rewritten, refused, put aside, reopened, carried over to the head, thrown
+    away; a write, pins, squashes, a rollback, collections. Each operation is tried again once it failed, and
+    memory must agree with the disk before and after that.
+    """
 
     def __init__(self, places: Places, disk: Disk) -> None:
         self.places, self.disk = places, disk
@@ -113,18 +123,26 @@ class History:
             with self.disk.in_doubt():
                 done = act()
         except OSError as error:
-            demand(error.errno == self.disk.code and "injected" in str(error), f"the error is not the disk's: {error!r}")
+            demand(
+                error.errno == self.disk.code and "injected" in str(error),
+                f"the error is not the disk's: {error!r}",
+            )
             self.agreed("after it failed")
             now, shown = self.view()
             demand(now in (version, version + 1), f"the head went from {version} to {now}")
             done = act()
-            demand(shown in (tree, self.view()[1]), "between failure and retry the head showed neither the old tree nor the new")
+            demand(
+                shown in (tree, self.view()[1]),
+                "between failure and retry the head showed neither the old tree nor the new",
+            )
         self.agreed("in the end")
         return done
 
     def upper(self, name: str, draft_id: str | None = None, draft_base: str = "own") -> Upper:
         def act() -> Upper:
-            return self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id, draft_base=draft_base)
+            return self.store.open_upper(
+                name, origin=f"workspace_session:{name}", draft_id=draft_id, draft_base=draft_base
+            )
 
         opened: Upper = self.twice(act)
         return opened
@@ -137,7 +155,9 @@ class History:
                 self.texts.append(text)
 
     def settled(self, upper: Upper) -> str | None:
-        """Publish; refused work becomes a draft. An upper whose work could not be put back is left to the next open, as its caller does."""
+        """Publish; refused work becomes a draft. An upper whose work could not be put back is left to the
+        next open, as its caller does.
+        """
 
         def publish() -> str | None:
             try:
@@ -154,7 +174,9 @@ class History:
             return None
 
     def carried_over(self, upper: Upper) -> None:
-        """To the head; whenever that fails the session shows what it did, and once it is done what it did beside what the head does."""
+        """To the head; whenever that fails the session shows what it did, and once it is done what it did
+        beside what the head does.
+        """
         place = os.path.join(self.places.mounts, "a")
 
         def seen() -> Tree:
@@ -168,12 +190,18 @@ class History:
                 upper.rebase()
             except OSError:
                 self.disk.sound = True
-                demand((seen(), upper.snapshot.version) == (before, version), "what could not be carried over is not as it was")
+                demand(
+                    (seen(), upper.snapshot.version) == (before, version),
+                    "what could not be carried over is not as it was",
+                )
                 raise
 
         self.twice(rebase)
         version, head = self.view()
-        demand(upper.snapshot.version == version and seen() == {**before, **head}, "the session shows another tree than the merge")
+        demand(
+            upper.snapshot.version == version and seen() == {**before, **head},
+            "the session shows another tree than the merge",
+        )
 
     def put_aside(self, upper: Upper) -> str | None:
         """None when the work is left to the next open."""
@@ -193,10 +221,17 @@ class History:
 
     def play(self) -> Outcome:
         a, b, c = (self.upper(name) for name in "abc")
-        with shown(a, os.path.join(self.places.mounts, "b")) as mount, contextlib.suppress(OSError):  # EXDEV in the user form
+        with (
+            shown(a, os.path.join(self.places.mounts, "b")) as mount,
+            contextlib.suppress(OSError),
+        ):  # EXDEV in the user form
             os.rename(f"{mount}/moved", f"{mount}/elsewhere")
-        self.write(a, ("shared.txt", line(3, b"work a\n"), b"work a\n"), ("new/deep/a", b"more a\n", b"more a\n"))
-        self.write(b, ("shared.txt", line(3, b"work b\n"), b"work b\n"), ("new/deep/b", b"more b\n", b"more b\n"))
+        self.write(
+            a, ("shared.txt", line(3, b"work a\n"), b"work a\n"), ("new/deep/a", b"more a\n", b"more a\n")
+        )
+        self.write(
+            b, ("shared.txt", line(3, b"work b\n"), b"work b\n"), ("new/deep/b", b"more b\n", b"more b\n")
+        )
         self.write(c, ("shared.txt", line(15, b"work c\n"), b"work c\n"), ("d/c", b"more c\n", b"more c\n"))
         self.settled(a)
         self.settled(c)
@@ -217,7 +252,9 @@ class History:
         return Outcome(self.texts, self.disk.failed)
 
     def look_back(self) -> None:
-        """History from here on: pins, squashes, a draft that is carried over, a rollback, a draft that is thrown away."""
+        """History from here on: pins, squashes, a draft that is carried over, a rollback, a draft that is
+        thrown away.
+        """
         store = self.store
         g, h = self.upper("g"), self.upper("h")
         self.write(g, ("g", b"work g\n", b"work g\n"))
@@ -239,7 +276,10 @@ class History:
         self.twice(lambda: store.unpin_version(2))
         self.update(b"after the rollback\n")
         self.twice(store.squash)
-        demand(pinned in store.pinned() and 2 not in store.pinned(), f"pinned is {pinned}, pins are {store.pinned()}")
+        demand(
+            pinned in store.pinned() and 2 not in store.pinned(),
+            f"pinned is {pinned}, pins are {store.pinned()}",
+        )
         if thrown is not None:
 
             def discard() -> None:
@@ -268,7 +308,8 @@ def check(places: Places, outcome: Outcome) -> None:
 
 
 def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) -> int:
-    """Plays the history once as it is, then once for each stride-th call, refused; checks what is there afterwards. Returns how many calls there are.
+    """Plays the history once as it is, then once for each stride-th call, refused; checks what is there
+    afterwards. Returns how many calls there are.
 
     With a stride of 1 every call is refused with each of CODES, else with one of them in turn.
     """
@@ -293,12 +334,18 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
             fsync.remove_tree(place)
 
     calls = run(UNTIL_GIVEN_UP, errno.EIO)
-    faults = [(n, code) for n in range(0, calls, stride) for code in (CODES if stride == 1 else (CODES[n // stride % 2],))]
+    faults = [
+        (n, code)
+        for n in range(0, calls, stride)
+        for code in (CODES if stride == 1 else (CODES[n // stride % 2],))
+    ]
     for first, code in faults:
         try:
             run(first, code)
         except Exception as error:
-            broken.append(f"call {first}, {errno.errorcode[code]}: {type(error).__name__}: {str(error)[-1500:]}")
+            broken.append(
+                f"call {first}, {errno.errorcode[code]}: {type(error).__name__}: {str(error)[-1500:]}"
+            )
     assert not broken, f"{len(broken)} of {len(faults)} faults:\n" + "\n".join(broken[:4])
     return calls
 
@@ -306,12 +353,16 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
 @pytest.mark.timeout(7200 if SOAK else 120)
 @pytest.mark.needs("overlay", "root")
 @pytest.mark.parametrize("width", [1, UNTIL_GIVEN_UP], ids=["once", "until_given_up"])
-def test_a_disk_that_refuses_any_call_loses_nothing_and_a_retry_succeeds_as_root(short_dir: str, width: int) -> None:
+def test_a_disk_that_refuses_any_call_loses_nothing_and_a_retry_succeeds_as_root(
+    short_dir: str, width: int
+) -> None:
     assert in_namespace.call("trusted", fail_everywhere, "trusted", short_dir, width) > 300
 
 
 @pytest.mark.timeout(7200 if SOAK else 120)
 @pytest.mark.needs("userns")
-def test_a_disk_that_refuses_any_call_loses_nothing_and_a_retry_succeeds_in_a_user_namespace(short_dir: str) -> None:
+def test_a_disk_that_refuses_any_call_loses_nothing_and_a_retry_succeeds_in_a_user_namespace(
+    short_dir: str,
+) -> None:
     os.chmod(short_dir, 0o777)
     assert in_namespace.call("user", fail_everywhere, "user", short_dir, 3) > 300

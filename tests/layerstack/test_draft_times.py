@@ -1,4 +1,4 @@
-"""A session on a draft: what it leaves as it is stays one draft, and the times that it gives are published."""
+"""A session on a draft: what it leaves as it is stays one draft, and the times that it gives are published."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def touch(session: Session, *paths: str) -> None:
 
 
 @on_a_stack({"f": "f\n"})
-def test_a_draft_that_is_opened_and_left_as_it_was_stays_one_draft_however_the_session_ends(stack: Stack) -> None:
+def test_a_draft_that_is_opened_and_left_as_it_was_stays_one_draft_however_the_session_ends(
+    stack: Stack,
+) -> None:
     first = stack.session()
     put(first.at("d/new"), "work\n")
     draft = first.keep()

@@ -1,4 +1,6 @@
-"""Work that was not published is kept: as the session's private layer, as a draft, through the death of the process."""
+"""Work that was not published is kept: as the session's private layer, as a draft, through the death of the
+process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n"}
 
 
 @on_a_stack({**BASE})
-def test_after_a_rejection_the_session_goes_on_with_the_same_view_and_can_publish_a_resolution(stack: Stack) -> None:
+def test_after_a_rejection_the_session_goes_on_with_the_same_view_and_can_publish_a_resolution(
+    stack: Stack,
+) -> None:
     b = rejected(stack)
     assert len(b.upper.snapshot.lowerdirs) == 2, "the work is a private layer on the base"
     b.mount()
@@ -74,7 +78,11 @@ def test_a_draft_says_where_it_comes_from_and_gives_the_losing_bytes_back(stack:
     stack.reopen()
     assert stack.store.drafts() == [draft] and stack.store.recovered == ()
     again = stack.session(draft_id=draft.draft_id)
-    assert get(again.at("f")) == "ours\n" and get(again.at("n/x")) == "mine\n" and not os.path.exists(again.at("d"))
+    assert (
+        get(again.at("f")) == "ours\n"
+        and get(again.at("n/x")) == "mine\n"
+        and not os.path.exists(again.at("d"))
+    )
     assert again.upper.snapshot.version == 1
 
 
@@ -122,7 +130,9 @@ def test_a_draft_published_by_a_process_that_died_then_is_gone_at_the_next_open(
     first.publish()
     stack.reopen()
     (recovered,) = stack.store.drafts()
-    assert recovered.origin == "workspace_session:s3" and recovered.paths == 5, "the work of the second, the draft's own included"
+    assert recovered.origin == "workspace_session:s3" and recovered.paths == 5, (
+        "the work of the second, the draft's own included"
+    )
 
 
 @on_a_stack({**BASE})
@@ -155,8 +165,13 @@ def test_sessions_of_a_dead_process_become_drafts_with_origin_and_reason(stack: 
     assert os.listdir(b.view)
     stack.reopen()
     got = {r.origin: (r.agent, r.reason, r.paths) for r in stack.store.recovered}
-    assert got == {"workspace_session:s0": ("one", "recovered", 1), "workspace_session:s3": (None, "recovered", 2)}
-    assert {r.draft_id for r in stack.store.recovered} | {draft.draft_id} == {r.draft_id for r in stack.store.drafts()}
+    assert got == {
+        "workspace_session:s0": ("one", "recovered", 1),
+        "workspace_session:s3": (None, "recovered", 2),
+    }
+    assert {r.draft_id for r in stack.store.recovered} | {draft.draft_id} == {
+        r.draft_id for r in stack.store.drafts()
+    }
     (lost,) = [r for r in stack.store.recovered if r.agent == "one"]
     again = stack.session(draft_id=lost.draft_id)
     assert get(again.at("lost")) == "not lost\n"
@@ -172,7 +187,9 @@ def test_a_session_that_was_rejected_before_its_process_died_is_recovered_whole(
     stack.reopen()
     (draft,) = stack.store.recovered
     again = stack.session(draft_id=draft.draft_id)
-    assert get(again.at("f")) == "ours\n" and get(again.at("after")) == "x\n" and os.listdir(again.at("n")) == []
+    assert (
+        get(again.at("f")) == "ours\n" and get(again.at("after")) == "x\n" and os.listdir(again.at("n")) == []
+    )
 
 
 @on_a_stack({**BASE})
@@ -217,7 +234,11 @@ def test_a_publish_that_fails_leaves_the_upper_usable_and_the_head_old(stack: St
     probe = stack.session()
     put(probe.at("probe"))
     probe.publish()
-    for n, name in enumerate(dict.fromkeys(name for name in names if name != "commit.fsync_manifest" and not name.startswith("session."))):
+    for n, name in enumerate(
+        dict.fromkeys(
+            name for name in names if name != "commit.fsync_manifest" and not name.startswith("session.")
+        )
+    ):
         a = stack.session()
         put(a.at("n/x"), f"{n}\n")
         os.utime(a.at("f"))

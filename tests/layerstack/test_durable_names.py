@@ -1,7 +1,9 @@
-"""Every name that an acknowledgment rests on is synced where the file system keeps no order of its own: each new name's directory, after it.
+"""Every name that an acknowledgment rests on is synced where the file system keeps no order of its own: each
+new name's directory, after it.
 
-The history of the kill harness runs once, with the library told that nothing orders its acts, as on btrfs or an ext4 without a journal. Each
-call that makes a name is noted with the inode of its directory, each fsync of a directory takes its notes away, a syncfs takes all.
+The history of the kill harness runs once, with the library told that nothing orders its acts, as on btrfs or
+an ext4 without a journal. Each call that makes a name is noted with the inode of its directory, each fsync of
+a directory takes its notes away, a syncfs takes all.
 """
 
 from __future__ import annotations
@@ -77,7 +79,12 @@ def play(folder: str) -> int:
     """Returns how many acknowledgments there were."""
     fsync.keeps_order = lambda root: False  # type: ignore[assignment]
     places = crash_history.prepare(folder, os.path.join(folder, "mounts"), "trusted")
-    names, journal, broken, count = Names(places.root), Journal(os.path.join(folder, "journal")), list[str](), 0
+    names, journal, broken, count = (
+        Names(places.root),
+        Journal(os.path.join(folder, "journal")),
+        list[str](),
+        0,
+    )
     watch(names)
 
     def acknowledged() -> None:

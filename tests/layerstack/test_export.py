@@ -1,4 +1,6 @@
-"""The export stream: what it holds, that it is a pure function of the version, that it can be taken up again, that it never lies about its end."""
+"""The export stream: what it holds, that it is a pure function of the version, that it can be taken up again,
+that it never lies about its end.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ def edit(root: str) -> None:
 
 
 def kinds(stack: Stack) -> dict[str, bytes]:
-    return {os.fsdecode(entry.header.path): entry.header.kind or entry.header.type for entry in fold(stack.snapshot())}
+    return {
+        os.fsdecode(entry.header.path): entry.header.kind or entry.header.type
+        for entry in fold(stack.snapshot())
+    }
 
 
 @pytest.fixture
@@ -117,7 +122,11 @@ def test_the_delta_holds_each_change_once_and_nothing_of_the_base(exported: Call
 @pytest.mark.needs("overlay")
 def test_any_tar_reads_what_was_exported_with_modes_times_links_and_names(exported: Call) -> None:
     header, tar, trailer = unpack(exported(lambda stack: stack.export(live_workspace_sessions=["s9"])))
-    assert header["manifest_version"] == 2 and len(header["layers_exported"]) == 1 and header["live_workspace_sessions"] == ["s9"]
+    assert (
+        header["manifest_version"] == 2
+        and len(header["layers_exported"]) == 1
+        and header["live_workspace_sessions"] == ["s9"]
+    )
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         members = {member.name: member for member in archive}
         odd = archive.extractfile(members[ODD])
@@ -126,9 +135,17 @@ def test_any_tar_reads_what_was_exported_with_modes_times_links_and_names(export
     assert members["first"].pax_headers["mtime"] == "1234567890.123456789"
     assert members["second"].islnk() and members["second"].linkname == "first"
     assert members["link"].issym() and members["link"].linkname == "../out of here"
-    assert members["old"].pax_headers["EOS.kind"] == "opaque" and members["src/a"].pax_headers["EOS.kind"] == "whiteout"
+    assert (
+        members["old"].pax_headers["EOS.kind"] == "opaque"
+        and members["src/a"].pax_headers["EOS.kind"] == "whiteout"
+    )
     assert trailer["entries"] == len(members) and trailer["tar_bytes"] == len(tar)
-    assert (trailer["whiteouts"], trailer["opaques"], trailer["symlinks"], trailer["hard_links"]) == (2, 1, 1, 1)
+    assert (trailer["whiteouts"], trailer["opaques"], trailer["symlinks"], trailer["hard_links"]) == (
+        2,
+        1,
+        1,
+        1,
+    )
 
 
 @pytest.mark.needs("overlay")
@@ -152,7 +169,9 @@ def no_digest(layer_id: str, path: str) -> None:
 @pytest.mark.needs("overlay")
 @pytest.mark.parametrize("size", [10, RANGE_BYTES + 1])
 @pytest.mark.parametrize("digests", [None, no_digest])
-def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(exported: Call, digests: Any, size: int) -> None:
+def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(
+    exported: Call, digests: Any, size: int
+) -> None:
     def look(stack: Stack) -> dict[str, Any]:
         stack.publish(lambda root: Path(root, "first").write_bytes(bytes(size)))
         entry = stack.snapshot().stat("first")
@@ -175,7 +194,9 @@ def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(expo
 
 
 @stacks.on_a_stack({"f": "f\n", "d/x": "x\n"})
-def test_attributes_that_are_named_like_marks_of_overlays_are_exported_as_the_session_sees_them(stack: stacks.Stack) -> None:
+def test_attributes_that_are_named_like_marks_of_overlays_are_exported_as_the_session_sees_them(
+    stack: stacks.Stack,
+) -> None:
     session = stack.session()
     own = stack.store.form.namespace.startswith("user.")
     wanted: dict[str, dict[str, bytes]] = {"f": {}, "d": {}}
@@ -183,8 +204,14 @@ def test_attributes_that_are_named_like_marks_of_overlays_are_exported_as_the_se
         for name in ("user.overlay.opaque", "user.overlay.overlay.opaque", "user.overlaid", "user.note"):
             try:
                 os.setxattr(session.at(path), name, name.encode())
-            except OSError as error:  # an older kernel keeps no xattr of the namespace that its own marks are in
-                assert own and name.startswith("user.overlay.") and error.errno in (errno.EPERM, errno.EOPNOTSUPP), name
+            except (
+                OSError
+            ) as error:  # an older kernel keeps no xattr of the namespace that its own marks are in
+                assert (
+                    own
+                    and name.startswith("user.overlay.")
+                    and error.errno in (errno.EPERM, errno.EOPNOTSUPP)
+                ), name
                 continue
             found[name] = os.getxattr(session.at(path), name)
     session.publish()
@@ -195,7 +222,9 @@ def test_attributes_that_are_named_like_marks_of_overlays_are_exported_as_the_se
 
 
 @pytest.mark.needs("overlay")
-def test_in_format_2_each_file_has_the_digest_of_its_index_and_the_rest_is_what_the_trailer_vouches_for(exported: Call) -> None:
+def test_in_format_2_each_file_has_the_digest_of_its_index_and_the_rest_is_what_the_trailer_vouches_for(
+    exported: Call,
+) -> None:
     def look(stack: Stack) -> None:
         stack.publish(lambda root: Path(root, "src", "big").write_bytes(os.urandom(RANGE_MAX + RANGE_BYTES)))
         plain, whole = unpack(stack.export()), unpack(stack.export_by_digests())
@@ -207,14 +236,27 @@ def test_in_format_2_each_file_has_the_digest_of_its_index_and_the_rest_is_what_
                 digest.update(whole.tar[at : member.offset_data])
                 at = member.offset_data + member.size
                 content = archive.extractfile(member) if member.isreg() else None
-                found = hashlib.sha256(content.read()).hexdigest() if content is not None and "EOS.kind" not in member.pax_headers else None
+                found = (
+                    hashlib.sha256(content.read()).hexdigest()
+                    if content is not None and "EOS.kind" not in member.pax_headers
+                    else None
+                )
                 assert member.pax_headers.get("EOS.sha256") == found, member.name
                 members[member.name] = (str(member.type), {**member.pax_headers, "EOS.sha256": ""})
             digest.update(whole.tar[at:])
         assert whole.trailer["sha256"] == digest.hexdigest()
         with tarfile.open(fileobj=io.BytesIO(plain.tar)) as archive:
-            assert members == {member.name: (str(member.type), {**member.pax_headers, "EOS.sha256": ""}) for member in archive}
-        for offset in (1, 700, len(whole.tar) - RANGE_BYTES - 3000, len(whole.tar) - RANGE_MAX, len(whole.tar)):
+            assert members == {
+                member.name: (str(member.type), {**member.pax_headers, "EOS.sha256": ""})
+                for member in archive
+            }
+        for offset in (
+            1,
+            700,
+            len(whole.tar) - RANGE_BYTES - 3000,
+            len(whole.tar) - RANGE_MAX,
+            len(whole.tar),
+        ):
             rest = unpack(stack.export_by_digests(offset=offset))
             assert rest.tar == whole.tar[offset:] and rest.trailer == whole.trailer
 
@@ -225,9 +267,13 @@ def test_in_format_2_each_file_has_the_digest_of_its_index_and_the_rest_is_what_
 def test_large_files_are_given_as_ranges_and_nobody_reads_them(exported: Call) -> None:
     def look(stack: Stack) -> None:
         sizes = {"below": RANGE_BYTES - 1, "at": RANGE_BYTES, "long": 2 * RANGE_MAX + 5}
-        stack.publish(lambda root: [Path(root, name).write_bytes(bytes(size)) for name, size in sizes.items()])
+        stack.publish(
+            lambda root: [Path(root, name).write_bytes(bytes(size)) for name, size in sizes.items()]
+        )
         digests = Digests(stack.store.root)
-        pieces = [piece for piece in stream(stack.snapshot(), digests=digests) if isinstance(piece, FileRange)]
+        pieces = [
+            piece for piece in stream(stack.snapshot(), digests=digests) if isinstance(piece, FileRange)
+        ]
         digests.close()
         assert [(piece.offset, piece.size) for piece in pieces] == [
             (0, RANGE_BYTES),
@@ -242,7 +288,11 @@ def test_large_files_are_given_as_ranges_and_nobody_reads_them(exported: Call) -
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(
-        st.lists(st.binary(min_size=1, max_size=6).filter(lambda name: b"\0" not in name and b"/" not in name), unique=True), min_size=1
+        st.lists(
+            st.binary(min_size=1, max_size=6).filter(lambda name: b"\0" not in name and b"/" not in name),
+            unique=True,
+        ),
+        min_size=1,
     )
 )
 def test_every_digest_of_many_index_files_is_found_in_one_pass(layers: list[list[bytes]]) -> None:
@@ -257,7 +307,9 @@ def test_every_digest_of_many_index_files_is_found_in_one_pass(layers: list[list
                 digest = hashlib.sha256(b"%d %s" % (n, name)).digest() if at % 3 else None
                 rows.append(IndexRow(os.fsdecode(name), record("f" if at % 3 else "d"), 0o644, 1, digest))
                 wanted[name, f"L{n}"] = digest
-            Path(folder, ".layer-metadata", f"L{n}.index").write_bytes(dump(Indexed({}, tuple(rows), "", 0, 0)))
+            Path(folder, ".layer-metadata", f"L{n}.index").write_bytes(
+                dump(Indexed({}, tuple(rows), "", 0, 0))
+            )
             wanted[b"between", f"L{n}"] = wanted.get((b"between", f"L{n}"))
         digests = Digests(folder)
         before = len(os.listdir("/proc/self/fd"))
@@ -278,7 +330,15 @@ def test_a_header_that_was_encoded_is_decoded_to_itself() -> None:
         pax.Header(b"h", pax.HARD_LINK, 0o600, 0, 1 << 62, b"\xfe"),
         pax.Header(b"w", pax.FILE, 0, 0, 0, kind=pax.WHITEOUT),
         pax.Header(b"s", pax.FILE, 0o644, 9, 5, sha256=b"0123456789abcdef" * 4),
-        pax.Header(b"o", pax.DIRECTORY, 0o755, 0, 123, kind=pax.OPAQUE, xattrs={b"user.a": b"\0=\n\xff", b"user.b": b""}),
+        pax.Header(
+            b"o",
+            pax.DIRECTORY,
+            0o755,
+            0,
+            123,
+            kind=pax.OPAQUE,
+            xattrs={b"user.a": b"\0=\n\xff", b"user.b": b""},
+        ),
     ]
     for header in cases:
         decoder, data, at = pax.PaxDecoder(), pax.encode(header), 0
@@ -295,7 +355,14 @@ def test_a_header_that_was_encoded_is_decoded_to_itself() -> None:
 
 
 def test_our_tar_is_one_that_gnu_tar_and_python_read(tmp_path: Path) -> None:
-    data = tar_of([file(b"a\xffb", b"1"), file(b"d" * 99, b"2"), file(b"e" * 150, b"3"), file("\u00e9".encode() * 60, b"4")])
+    data = tar_of(
+        [
+            file(b"a\xffb", b"1"),
+            file(b"d" * 99, b"2"),
+            file(b"e" * 150, b"3"),
+            file("\u00e9".encode() * 60, b"4"),
+        ]
+    )
     (tmp_path / "x.tar").write_bytes(data)
     (tmp_path / "out").mkdir()
     assert os.system(f"tar -C {tmp_path}/out -xf {tmp_path}/x.tar") == 0

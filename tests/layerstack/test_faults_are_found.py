@@ -1,4 +1,6 @@
-"""The properties earn their trust: with a rule of our own library taken away, the test that guards it fails (tests/layerstack/mutations.py)."""
+"""The properties earn their trust: with a rule of our own library taken away, the test that guards it fails
+(tests/layerstack/mutations.py).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tests.layerstack import mutations, state_machine, test_crash, test_findings
 
 
 def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -> str:
-    """Breaks the library in this child and runs the machine; what it found, '' when it noticed nothing. Any other error passes."""
+    """Breaks the library in this child and runs the machine; what it found, '' when it noticed nothing. Any
+    other error passes.
+    """
     mutations.FOR_THE_MACHINE[name]()
     try:
         state_machine.run(form, folder, examples=examples, seed=seed, shrink=False)
@@ -44,10 +48,14 @@ RARE = {"gc_ignores_drafts", "squash_drops_opaque_marks"}
 
 
 @pytest.mark.needs("overlay", "root")
-@pytest.mark.parametrize("name", [*SEEDS, *(pytest.param(name, marks=pytest.mark.soak) for name in SEEDS_OF_A_SOAK)])
+@pytest.mark.parametrize(
+    "name", [*SEEDS, *(pytest.param(name, marks=pytest.mark.soak) for name in SEEDS_OF_A_SOAK)]
+)
 def test_the_machine_notices_a_rule_that_is_gone(short_dir: str, name: str) -> None:
     first = {**SEEDS, **SEEDS_OF_A_SOAK}[name]
-    for seed in range(first, first + 4):  # what a seed draws depends on the constants of every module that is loaded
+    for seed in range(
+        first, first + 4
+    ):  # what a seed draws depends on the constants of every module that is loaded
         place = f"{short_dir}/{seed}"
         os.mkdir(place)
         if in_namespace.call("trusted", machine_finds, name, "trusted", place, 100, seed):
@@ -91,7 +99,9 @@ def test_a_plain_history_notices_a_squash_that_drops_opaque_marks() -> None:
 def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short_dir: str) -> None:
     def find() -> None:
         mutations.rename_before_sync()
-        test_power_cut.cut_everywhere(short_dir, steps=lambda name: name == mutations.TOO_LATE, all_of_them=False)
+        test_power_cut.cut_everywhere(
+            short_dir, steps=lambda name: name == mutations.TOO_LATE, all_of_them=False
+        )
 
     with pytest.raises(in_namespace.ChildFailed) as found:
         in_namespace.call("trusted", find)
@@ -102,7 +112,14 @@ def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short
 @pytest.mark.parametrize("name", mutations.FOR_THE_KILL_HARNESS)
 def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
-        test_crash.kill_everywhere("trusted", short_dir, 10_000, every=8, broken_by=mutations.FOR_THE_KILL_HARNESS[name], all_of_them=False)
+        test_crash.kill_everywhere(
+            "trusted",
+            short_dir,
+            10_000,
+            every=8,
+            broken_by=mutations.FOR_THE_KILL_HARNESS[name],
+            all_of_them=False,
+        )
 
     with pytest.raises(in_namespace.ChildFailed) as found:
         in_namespace.call("trusted", find)

@@ -1,4 +1,6 @@
-"""What a session made comes out as it was, by whatever way it becomes a version: the menagerie through every route, in both forms."""
+"""What a session made comes out as it was, by whatever way it becomes a version: the menagerie through every
+route, in both forms.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def published(stack: Stack) -> Facts:
 
 def head_moves(stack: Stack, line: str = "line 15\n") -> None:
     """Somebody else edits a line of the same file: whoever publishes then is rewritten, not renamed."""
-    stack.store.update_file("edited", lambda text: (text or b"").replace(line.encode(), b"moved\n"), owner="o", request_id="r")
+    stack.store.update_file(
+        "edited", lambda text: (text or b"").replace(line.encode(), b"moved\n"), owner="o", request_id="r"
+    )
 
 
 def changes(got: Facts, want: Facts, *, moved: bool) -> list[str]:
@@ -155,7 +159,9 @@ def test_one_of_everything_that_was_only_copied_up_is_no_change(stack: Stack) ->
 
 @on_a_stack(BASE, forms=("trusted",))
 def test_a_directory_of_the_base_that_is_renamed_brings_along_one_of_everything(stack: Stack) -> None:
-    """The base is linked to by nobody: what was renamed with its directory is copied, holes and names of one file included."""
+    """The base is linked to by nobody: what was renamed with its directory is copied, holes and names of one
+    file included.
+    """
     os.mkdir(f"{stack.base}/d")
     os.mkdir(f"{stack.base}/d/old")
     make(f"{stack.base}/d/old", as_root=True)
@@ -163,7 +169,10 @@ def test_a_directory_of_the_base_that_is_renamed_brings_along_one_of_everything(
     want = look(session.at("d/old"))
     os.rename(session.at("d"), session.at("m"))
     os.rename(session.at("m/old"), session.at("m/new"))
-    want = {f"new/{path}": {k: f"new/{v}" if k == "same" else v for k, v in facts.items()} for path, facts in want.items()}
+    want = {
+        f"new/{path}": {k: f"new/{v}" if k == "same" else v for k, v in facts.items()}
+        for path, facts in want.items()
+    }
     session.publish()
     with stack.mounted() as view:
         found = look(f"{view}/m")
@@ -188,8 +197,12 @@ def test_names_of_one_file_of_the_base_are_names_of_one_file_after_a_rollback(st
 
 
 @on_a_stack({"b": "base\n"})
-def test_an_edit_of_one_name_of_a_file_is_an_edit_of_all_its_names_in_the_session_and_in_the_layer(stack: Stack) -> None:
-    """Ours linked three names; the head edited one of them under the same name: that one leaves the group, the others stay together."""
+def test_an_edit_of_one_name_of_a_file_is_an_edit_of_all_its_names_in_the_session_and_in_the_layer(
+    stack: Stack,
+) -> None:
+    """Ours linked three names; the head edited one of them under the same name: that one leaves the group,
+    the others stay together.
+    """
     first = stack.session()
     put(first.at("n/x"), "1\n2\n3\n4\n5\n")
     first.publish()
@@ -213,8 +226,12 @@ def test_an_edit_of_one_name_of_a_file_is_an_edit_of_all_its_names_in_the_sessio
 
 
 @on_a_stack({"d/f": "f\n", "d/g": "g\n"})
-def test_a_chmod_beside_an_access_list_of_another_session_keeps_the_list_and_says_what_conflicts(stack: Stack) -> None:
-    """An access list has the group bits of the mode as its mask, so chmod changes both: what the kernel keeps as two is merged as two."""
+def test_a_chmod_beside_an_access_list_of_another_session_keeps_the_list_and_says_what_conflicts(
+    stack: Stack,
+) -> None:
+    """An access list has the group bits of the mode as its mask, so chmod changes both: what the kernel keeps
+    as two is merged as two.
+    """
     theirs, ours, other = stack.session(), stack.session(), stack.session()
     os.setxattr(theirs.at("d/f"), "system.posix_acl_access", acl(mask=6))
     os.setxattr(theirs.at("d"), "system.posix_acl_default", acl(mask=5))
@@ -228,18 +245,26 @@ def test_a_chmod_beside_an_access_list_of_another_session_keeps_the_list_and_say
         assert os.getxattr(f"{view}/d/f", "system.posix_acl_access") == acl(mask=6)
         assert os.getxattr(f"{view}/d", "system.posix_acl_default") == acl(mask=5)
         assert os.stat(f"{view}/d/f").st_mode & 0o777 == 0o760
-        assert os.listxattr(f"{view}/d/new") == [], "it was made where no list was: it does not inherit one from where it lies now"
+        assert os.listxattr(f"{view}/d/new") == [], (
+            "it was made where no list was: it does not inherit one from where it lies now"
+        )
     assert stack.shows()["d/f"] == "ours\n"
 
 
 @on_a_stack({"d/f": "f\n"})
-def test_what_lies_in_a_directory_with_a_default_access_list_keeps_its_own_through_every_rewriting(stack: Stack) -> None:
+def test_what_lies_in_a_directory_with_a_default_access_list_keeps_its_own_through_every_rewriting(
+    stack: Stack,
+) -> None:
     """Whatever is made anew inside such a directory would inherit the list, were it not taken off."""
     first = stack.session()
     os.setxattr(first.at("d"), "system.posix_acl_default", acl(mask=5))
     put(first.at("d/text"), "".join(f"{n}\n" for n in range(20)))
     put(first.at("d/sub/inside"))
-    for name in ("text", "sub", "sub/inside"):  # made before the list would be another thing: made inside, they inherited it
+    for name in (
+        "text",
+        "sub",
+        "sub/inside",
+    ):  # made before the list would be another thing: made inside, they inherited it
         for attribute in os.listxattr(first.at(f"d/{name}")):
             os.removexattr(first.at(f"d/{name}"), attribute)
         os.chmod(first.at(f"d/{name}"), 0o750)
@@ -302,13 +327,18 @@ def test_a_path_changes_its_kind_there_and_back_over_versions_and_each_shows_its
     versions = {to(kind): kind for kind in ("file", "again", "link", "e", "file", "link", "last")}
     want = {"file": {"d": "a file\n"}, "link": {"d": "-> x"}}
     for version, kind in versions.items():
-        assert stack.shows(version) == {"x": "x\n", **want.get(kind, {"d": "/", f"d/{kind}": "/", f"d/{kind}/inside": "in\n"})}, kind
+        assert stack.shows(version) == {
+            "x": "x\n",
+            **want.get(kind, {"d": "/", f"d/{kind}": "/", f"d/{kind}/inside": "in\n"}),
+        }, kind
     stack.store.squash()
     assert stack.shows() == {"x": "x\n", "d": "/", "d/last": "/", "d/last/inside": "in\n"}
 
 
 @on_a_stack({f"d/{a}/{b}/f{n}": "f\n" for a in "ab" for b in "cd" for n in range(12)})
-def test_directories_made_again_inside_directories_made_again_show_nothing_old_at_any_level(stack: Stack) -> None:
+def test_directories_made_again_inside_directories_made_again_show_nothing_old_at_any_level(
+    stack: Stack,
+) -> None:
     session = stack.session()
     shutil.rmtree(session.at("d/a"))
     put(session.at("d/a/c/new"), "1\n")
@@ -318,11 +348,21 @@ def test_directories_made_again_inside_directories_made_again_show_nothing_old_a
     put(session.at("d/a/c/newer"), "2\n")
     put(session.at("d/b/d/f3"), "f\n")
     session.publish()
-    want = {"d": "/", "d/a": "/", "d/a/c": "/", "d/a/c/newer": "2\n", "d/b": "/", "d/b/d": "/", "d/b/d/f3": "f\n"}
+    want = {
+        "d": "/",
+        "d/a": "/",
+        "d/a/c": "/",
+        "d/a/c/newer": "2\n",
+        "d/b": "/",
+        "d/b/d": "/",
+        "d/b/d/f3": "f\n",
+    }
     for _ in range(2):
         assert stack.shows() == want
         snapshot = stack.store.snapshot()
-        assert [entry.path for entry in snapshot.list("d/a")] == ["d/a/c"] and [e.path for e in snapshot.list("d/a/c")] == ["d/a/c/newer"]
+        assert [entry.path for entry in snapshot.list("d/a")] == ["d/a/c"] and [
+            e.path for e in snapshot.list("d/a/c")
+        ] == ["d/a/c/newer"]
         assert snapshot.stat("d/a/c/new") is None and snapshot.stat("d/b/c") is None
         stack.store.squash()
 

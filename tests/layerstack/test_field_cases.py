@@ -1,4 +1,6 @@
-"""Complaints about systems like ours, from public trackers, each as the smallest history that shows it. The ids at the front are stable."""
+"""Complaints about systems like ours, from public trackers, each as the smallest history that shows it. The
+ids at the front are stable.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def names_in_export(stack: Stack) -> dict[str, bytes]:
 
 
 @on_a_stack({**{f"d/{n}": "old\n" for n in range(30)}, "d/e/deep": "old\n"})
-def test_a_directory_removed_and_made_again_never_shows_old_children_and_its_mark_is_no_file(stack: Stack) -> None:
+def test_a_directory_removed_and_made_again_never_shows_old_children_and_its_mark_is_no_file(
+    stack: Stack,
+) -> None:
     session = stack.session()
     shutil.rmtree(session.at("d"))
     put(session.at("d/n"), "n\n")
@@ -39,7 +43,12 @@ def test_a_directory_removed_and_made_again_never_shows_old_children_and_its_mar
         assert stack.shows() == {"d": "/", "d/n": "n\n"}
         assert [entry.path for entry in stack.store.snapshot().list("d")] == ["d/n"]
         assert names_in_export(stack).keys() - {"else"} == {"d/n"}
-        assert not [name for _, folders, files in os.walk(f"{stack.root}/layers") for name in folders + files if name.startswith(".wh.")]
+        assert not [
+            name
+            for _, folders, files in os.walk(f"{stack.root}/layers")
+            for name in folders + files
+            if name.startswith(".wh.")
+        ]
         other = stack.session()
         put(other.at("d/e/new"), "e\n")
         other.publish()
@@ -58,7 +67,9 @@ def test_a_deleted_directory_is_absent_and_not_empty(stack: Stack) -> None:
     for _ in range(2):
         snapshot = stack.store.snapshot()
         assert stack.shows() == {"keep": "k\n"}
-        assert [entry.path for entry in snapshot.list("")] == ["keep"] and snapshot.stat("d") is snapshot.stat("d/e/f") is None
+        assert [entry.path for entry in snapshot.list("")] == ["keep"] and snapshot.stat(
+            "d"
+        ) is snapshot.stat("d/e/f") is None
         stack.store.update_file("keep", lambda _: b"k\n", owner="o", request_id="r")
         other = stack.session()
         put(other.at("keep"), "k\n")
@@ -68,15 +79,26 @@ def test_a_deleted_directory_is_absent_and_not_empty(stack: Stack) -> None:
         stack.reopen()
 
 
-@pytest.mark.parametrize(("store", "workspace"), [("w/.eos", "w"), ("s", "s/w"), ("w", "w"), ("link/.eos", "w"), ("w/../w/x", "w")])
-def test_a_store_inside_its_workspace_or_around_it_is_refused_and_nothing_is_made(short_dir: str, store: str, workspace: str) -> None:
+@pytest.mark.parametrize(
+    ("store", "workspace"), [("w/.eos", "w"), ("s", "s/w"), ("w", "w"), ("link/.eos", "w"), ("w/../w/x", "w")]
+)
+def test_a_store_inside_its_workspace_or_around_it_is_refused_and_nothing_is_made(
+    short_dir: str, store: str, workspace: str
+) -> None:
     os.mkdir(f"{short_dir}/w")
     os.symlink("w", f"{short_dir}/link")
     with pytest.raises(Invalid) as caught:
-        Store.create(f"{short_dir}/{store}", workspace_root=f"{short_dir}/{workspace}", base_root_hash="0" * 64, form=FORMS["user"])
+        Store.create(
+            f"{short_dir}/{store}",
+            workspace_root=f"{short_dir}/{workspace}",
+            base_root_hash="0" * 64,
+            form=FORMS["user"],
+        )
     assert caught.value.reason == "store_in_workspace"
     assert os.listdir(f"{short_dir}/w") == [] and sorted(os.listdir(short_dir)) == ["link", "w"]
-    Store.create(f"{short_dir}/w-store", workspace_root=f"{short_dir}/w", base_root_hash="0" * 64, form=FORMS["user"])
+    Store.create(
+        f"{short_dir}/w-store", workspace_root=f"{short_dir}/w", base_root_hash="0" * 64, form=FORMS["user"]
+    )
 
 
 @on_a_stack({"f": b"\xef\xbb\xbfone\r\ntwo\r\nbare\nfour\r\nfive\r\nsix\r\nseven\r\nlast"})
@@ -89,7 +111,10 @@ def test_a_merge_keeps_execute_bit_byte_order_mark_and_every_line_end(stack: Sta
     put(b.at("f"), before.replace(b"last", b"end"))
     a.publish()
     b.publish()
-    assert stack.store.snapshot().read_bytes("f") == before.replace(b"one", b"1").replace(b"last", b"end") and stack.mode("f") == 0o755
+    assert (
+        stack.store.snapshot().read_bytes("f") == before.replace(b"one", b"1").replace(b"last", b"end")
+        and stack.mode("f") == 0o755
+    )
 
 
 @on_a_stack({"f": "f\n"})
@@ -130,7 +155,9 @@ PAIRS = (
     "x" * 255,
     os.fsdecode(b"\xff"),
 )
-"""Names that some file systems take for one: composed and not, in two cases, the Kelvin sign; and those that programs trip over."""
+"""Names that some file systems take for one: composed and not, in two cases, the Kelvin sign; and those that
+programs trip over.
+"""
 
 
 @on_a_stack({f"base/{name}": name.encode("utf-8", "surrogateescape") for name in PAIRS})
@@ -149,7 +176,10 @@ def test_names_that_others_take_for_one_stay_apart_in_every_layer_squash_and_exp
         assert {path.removeprefix("new/") for path in shows if path.startswith("new/")} == set(PAIRS)
         assert {path.removeprefix("base/") for path in shows if path.startswith("base/")} == set(PAIRS[1::2])
         found = names_in_export(stack)
-        assert found == {f"new/{name}": b"edited\n" if not number else b"%d\n" % number for number, name in enumerate(PAIRS)}
+        assert found == {
+            f"new/{name}": b"edited\n" if not number else b"%d\n" % number
+            for number, name in enumerate(PAIRS)
+        }
         stack.store.squash()
 
 
@@ -166,7 +196,9 @@ def test_sessions_see_nothing_of_each_other_and_the_second_to_publish_is_told(st
 
 
 @on_a_stack({"f": FIFTY})
-def test_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leaves_out_what_is_alike(stack: Stack) -> None:
+def test_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leaves_out_what_is_alike(
+    stack: Stack,
+) -> None:
     a, b = stack.session(agent="alice"), stack.session(agent="bob")
     for session, text in ((a, "ten of a\n"), (b, "ten of b\n")):
         put(session.at("f"), FIFTY.replace("line 10\n", text).replace("line 50\n", "fifty\n"))
@@ -174,11 +206,21 @@ def test_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leaves_o
     (conflict,) = b.conflicts()
     assert (conflict.path, conflict.cls, conflict.hunks) == ("f", "content", (((10, 1), (10, 1), (10, 1)),))
     assert len({side.digest for side in (conflict.base, conflict.ours, conflict.theirs)}) == 3
-    assert conflict.theirs_layer is not None and (conflict.theirs_layer.owner, conflict.theirs_layer.agent) == ("s0", "alice")
+    assert conflict.theirs_layer is not None and (
+        conflict.theirs_layer.owner,
+        conflict.theirs_layer.agent,
+    ) == ("s0", "alice")
     b.mount()
-    put(b.at("f"), FIFTY.replace("line 10\n", "ten of a\n").replace("line 50\n", "fifty\n").replace("line 30\n", "thirty\n"))
+    put(
+        b.at("f"),
+        FIFTY.replace("line 10\n", "ten of a\n")
+        .replace("line 50\n", "fifty\n")
+        .replace("line 30\n", "thirty\n"),
+    )
     b.publish()
-    assert stack.shows()["f"] == FIFTY.replace("line 10\n", "ten of a\n").replace("line 50\n", "fifty\n").replace("line 30\n", "thirty\n")
+    assert stack.shows()["f"] == FIFTY.replace("line 10\n", "ten of a\n").replace(
+        "line 50\n", "fifty\n"
+    ).replace("line 30\n", "thirty\n")
 
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
@@ -199,7 +241,11 @@ def test_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_is_s
         before, head = on_disk(), inner.store.head
         with open(f"{inner.root}/manifest.json", "rb") as file:
             manifest = file.read()
-        for what in (session.publish, inner.store.squash, lambda: inner.store.update_file("x", lambda _: b"x", owner="o", request_id="r")):
+        for what in (
+            session.publish,
+            inner.store.squash,
+            lambda: inner.store.update_file("x", lambda _: b"x", owner="o", request_id="r"),
+        ):
             with pytest.raises(OSError) as caught:
                 what()
             assert caught.value.errno == errno.ENOSPC
@@ -211,12 +257,25 @@ def test_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_is_s
         session.publish()
         assert len(inner.store.squash().blocks) == 1
         inner.reopen()
-        assert inner.shows() == {"d": "/", "f": "base\n", "mine": "mine\n", **{f"n{n}": "n\n" for n in range(3)}}
+        assert inner.shows() == {
+            "d": "/",
+            "f": "base\n",
+            "mine": "mine\n",
+            **{f"n{n}": "n\n" for n in range(3)},
+        }
         assert on_disk()["staging"] == []
 
 
-@on_a_stack({"sub/.git": "gitdir: ../.git/modules/sub\n", ".git/HEAD": "ref: refs/heads/main\n", ".git/modules/sub/HEAD": "0" * 40 + "\n"})
-def test_git_files_of_submodules_are_plain_files_and_versions_rise_one_by_one_under_concurrent_publishes(stack: Stack) -> None:
+@on_a_stack(
+    {
+        "sub/.git": "gitdir: ../.git/modules/sub\n",
+        ".git/HEAD": "ref: refs/heads/main\n",
+        ".git/modules/sub/HEAD": "0" * 40 + "\n",
+    }
+)
+def test_git_files_of_submodules_are_plain_files_and_versions_rise_one_by_one_under_concurrent_publishes(
+    stack: Stack,
+) -> None:
     sessions = [stack.session() for _ in range(10)]
     for n, session in enumerate(sessions):
         put(session.at(f"sub/{n}"), f"{n}\n")
@@ -239,4 +298,6 @@ def test_git_files_of_submodules_are_plain_files_and_versions_rise_one_by_one_un
     assert sorted(versions) == list(range(2, 12))
     put_git.publish()
     shows = stack.shows()
-    assert shows["sub/.git"] == "gitdir: elsewhere\n" and [shows[f"sub/{n}"] for n in range(10)] == [f"{n}\n" for n in range(10)]
+    assert shows["sub/.git"] == "gitdir: elsewhere\n" and [shows[f"sub/{n}"] for n in range(10)] == [
+        f"{n}\n" for n in range(10)
+    ]

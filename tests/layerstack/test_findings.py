@@ -23,7 +23,9 @@ from tests.trees import DIRECTORY, FILE, Entry, Tree
 
 
 def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel], None]) -> Counter[str]:
-    """Runs `act` on a new stack, in a child that may mount; every publish in it is compared with the model. Returns what happened."""
+    """Runs `act` on a new stack, in a child that may mount; every publish in it is compared with the model.
+    Returns what happened.
+    """
 
     def run() -> Counter[str]:
         class Machine(StackMatchesModel):
@@ -44,7 +46,11 @@ def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel
 
 def small_tree() -> Tree:
     owner = (os.geteuid(), os.getegid())
-    return {"": Entry(DIRECTORY, (0o755, *owner)), "d": Entry(DIRECTORY, (0o755, *owner)), "d/f": Entry(FILE, (0o644, *owner), b"f\n")}
+    return {
+        "": Entry(DIRECTORY, (0o755, *owner)),
+        "d": Entry(DIRECTORY, (0o755, *owner)),
+        "d/f": Entry(FILE, (0o644, *owner), b"f\n"),
+    }
 
 
 def publish_all(machine: StackMatchesModel, *sessions: Session) -> None:
@@ -72,7 +78,9 @@ def base_text(machine: StackMatchesModel) -> None:
 
 @pytest.mark.needs("overlay", "root")
 @pytest.mark.parametrize("refused", REFUSED)
-def test_layers_that_a_bad_disk_kept_at_a_squash_go_with_the_session_that_stood_on_them(short_dir: str, refused: str) -> None:
+def test_layers_that_a_bad_disk_kept_at_a_squash_go_with_the_session_that_stood_on_them(
+    short_dir: str, refused: str
+) -> None:
     def act(machine: StackMatchesModel) -> None:
         base_text(machine)
         session = machine.add_session()
@@ -96,12 +104,19 @@ def test_versions_that_a_full_disk_cannot_rewrite_after_a_squash_keep_their_laye
 
 
 @pytest.mark.needs("overlay", "root")
-def test_a_gc_on_a_disk_that_refuses_to_rewrite_a_draft_keeps_the_layers_that_it_stands_on(short_dir: str) -> None:
-    assert history("trusted", short_dir, small_tree(), put_aside_squash_and_collect)["squashes on a bad disk"] == 1
+def test_a_gc_on_a_disk_that_refuses_to_rewrite_a_draft_keeps_the_layers_that_it_stands_on(
+    short_dir: str,
+) -> None:
+    assert (
+        history("trusted", short_dir, small_tree(), put_aside_squash_and_collect)["squashes on a bad disk"]
+        == 1
+    )
 
 
 def put_aside_squash_and_collect(machine: StackMatchesModel) -> None:
-    """A draft on version 4, and a squash of the layers below that cannot make it name the new one, followed by a gc."""
+    """A draft on version 4, and a squash of the layers below that cannot make it name the new one, followed
+    by a gc.
+    """
     base_text(machine)
     machine.open(edits=[Op("write", bytes(8))], back=0)
     machine.put_aside(0)
@@ -113,7 +128,7 @@ def put_aside_squash_and_collect(machine: StackMatchesModel) -> None:
 
 @contextlib.contextmanager
 def refusing_from(s: Stack, step: str) -> Generator[None]:
-    """From that step on the disk refuses everything, the undoing too, until the block ends; OSError ends it."""
+    """From that step on the disk refuses everything, the undoing too, until the block ends; OSError ends it."""  # noqa: E501
     dead = False
 
     def tick(name: str) -> None:
@@ -148,14 +163,18 @@ def test_work_that_a_dead_disk_left_in_a_draft_keeps_the_layers_that_it_stands_o
     (draft,) = s.store.drafts()
     assert disagreement(s.store) == ""
     write(s, "4\n", "5\n")
-    assert [len(block.replaced_layer_ids) for block in s.store.squash().blocks] == [2, 2], "nothing is folded over its base"
+    assert [len(block.replaced_layer_ids) for block in s.store.squash().blocks] == [2, 2], (
+        "nothing is folded over its base"
+    )
     s.reopen()
     again = s.session(draft_id=draft.draft_id)
     assert (get(again.at("kept")), get(again.at("f"))) == ("kept\n", "3\n") and len(s.store.drafts()) == 1
 
 
 @on_a_stack({"f": "f\n"})
-def test_a_pin_that_a_dead_disk_could_not_take_back_holds_and_the_next_call_makes_it_durable(s: Stack) -> None:
+def test_a_pin_that_a_dead_disk_could_not_take_back_holds_and_the_next_call_makes_it_durable(
+    s: Stack,
+) -> None:
     write(s, "1\n", "2\n", "3\n")
     with refusing_from(s, "pin.fsync_dir"):
         s.store.pin_version(2)

@@ -1,4 +1,6 @@
-"""Real build tools after a publication on a head that moved and after a rebase: what was made from replaced text is made again."""
+"""Real build tools after a publication on a head that moved and after a rebase: what was made from replaced
+text is made again.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack
 C: Base = {
     "util.h": "#define VER 1\n",
     "util.c": '#include "util.h"\nint util(void) { return VER; }\n',
-    "main.c": '#include <stdio.h>\nint util(void);\nint main(void) { printf("util=%d\\n", util()); return 0; }\n',
-    "Makefile": "app: main.o util.o\n\tcc -o $@ $^\nmain.o: main.c\n\tcc -c $<\nutil.o: util.c util.h\n\tcc -c $<\n",
+    "main.c": (
+        '#include <stdio.h>\nint util(void);\nint main(void) { printf("util=%d\\n", util()); return 0; }\n'
+    ),
+    "Makefile": (
+        "app: main.o util.o\n\tcc -o $@ $^\nmain.o: main.c\n\tcc -c $<\nutil.o: util.c util.h\n\tcc -c $<\n"
+    ),
 }
 IGNORED: Base = {**C, ".gitignore": "*.o\napp\n"}
 TEXT: Base = {
@@ -33,8 +39,16 @@ def next_session(stack: Stack) -> Session:
     return stack.session()
 
 
-def two_sides(stack: Stack, *build: str, theirs: tuple[str, str], ours: tuple[str, str], env: dict[str, str] | None = None) -> Session:
-    """A changes a text; later B, who does not see that, changes another and builds. Both publish; then a third session."""
+def two_sides(
+    stack: Stack,
+    *build: str,
+    theirs: tuple[str, str],
+    ours: tuple[str, str],
+    env: dict[str, str] | None = None,
+) -> Session:
+    """A changes a text; later B, who does not see that, changes another and builds. Both publish; then a
+    third session.
+    """
     a, b = stack.session(agent="a"), stack.session(agent="b")
     edit(a, *theirs, ago=20)
     edit(b, *ours, ago=10)
@@ -47,7 +61,9 @@ def two_sides(stack: Stack, *build: str, theirs: tuple[str, str], ours: tuple[st
 @on_a_stack(IGNORED)
 def test_make_builds_what_another_session_changed(stack: Stack) -> None:
     age(stack)
-    c = two_sides(stack, "make", theirs=("util.h", "#define VER 2\n"), ours=("main.c", str(C["main.c"]) + "/* b */\n"))
+    c = two_sides(
+        stack, "make", theirs=("util.h", "#define VER 2\n"), ours=("main.c", str(C["main.c"]) + "/* b */\n")
+    )
     assert "cc -c util.c" in run(c, "make") and run(c, "./app") == "util=2\n"
     assert run(c, "make") == "make: 'app' is up to date.\n"
 
@@ -61,7 +77,11 @@ def test_without_ignore_rules_the_publication_says_what_it_was_not_built_on(stac
     a.publish()
     wanted = (Notice("built_on", "", version=1, unseen=("util.h",)),)
     assert b.upper.preview().notices == wanted
-    assert b.publish().notices == wanted and wanted[0].to_json() == {"kind": "built_on", "version": 1, "unseen": ["util.h"]}
+    assert b.publish().notices == wanted and wanted[0].to_json() == {
+        "kind": "built_on",
+        "version": 1,
+        "unseen": ["util.h"],
+    }
 
 
 @on_a_stack(IGNORED)
@@ -89,14 +109,30 @@ def test_order_among_inputs_and_among_outputs_is_kept_and_equal_times_stay_equal
     age(stack)
     a, b = stack.session(), stack.session()
     edit(a, "f", "b\n", ago=500)
-    for path, ago in (("i1", 30), ("i2", 20), ("i3", 20), ("out1", 600), ("out2", 300), ("out3", 200), ("out4", 200)):
+    for path, ago in (
+        ("i1", 30),
+        ("i2", 20),
+        ("i3", 20),
+        ("out1", 600),
+        ("out2", 300),
+        ("out3", 200),
+        ("out4", 200),
+    ):
         edit(b, path, path, ago=ago)
     made = {path: mtime(b, path) for path in ("out1", "out2")}
     a.publish()
     b.publish()
     c = stack.session()
     bound = mtime(c, "f")
-    assert mtime(c, "out1") == made["out1"] < mtime(c, "out2") < mtime(c, "out3") == mtime(c, "out4") < bound < made["out2"]
+    assert (
+        mtime(c, "out1")
+        == made["out1"]
+        < mtime(c, "out2")
+        < mtime(c, "out3")
+        == mtime(c, "out4")
+        < bound
+        < made["out2"]
+    )
     assert mtime(c, "out4") // SECOND < bound // SECOND, "also for tools that know seconds only"
     assert mtime(c, "i1") < mtime(c, "i2") == mtime(c, "i3") and mtime(c, "i3") - mtime(c, "i1") == 1_000_000
     assert mtime(c, "i1") > bound + 400 * SECOND
@@ -223,7 +259,9 @@ def test_ignored_files_that_were_written_by_hand_are_inputs(stack: Stack) -> Non
 
 
 @on_a_stack(TEXT)
-def test_a_directory_that_a_rule_touches_is_an_output_and_a_container_keeps_the_heads_time(stack: Stack) -> None:
+def test_a_directory_that_a_rule_touches_is_an_output_and_a_container_keeps_the_heads_time(
+    stack: Stack,
+) -> None:
     """`node_modules: package.json` and the like: the directory's own time says when."""
     age(stack)
     a, b = stack.session(), stack.session()
@@ -270,7 +308,8 @@ NINJA: Base = {
     "a": "a1\n",
     "b": "b1\n",
     ".gitignore": "out*\n.ninja*\n",
-    "build.ninja": "rule cat\n  command = cat $in > $out\nrule keep\n  command = cmp -s $in $out || cp $in $out\n  restat = 1\n"
+    "build.ninja": "rule cat\n  command = cat $in > $out\nrule keep\n  command = cmp -s $in $out || cp $in "
+    "$out\n  restat = 1\n"
     "build outa: keep a\nbuild outab: cat outa b\n",
 }
 
@@ -312,7 +351,11 @@ CARGO: Base = {
 def test_cargo_builds_what_another_session_changed(stack: Stack) -> None:
     age(stack)
     folder = build_tools.cargo()
-    env = {"PATH": folder + os.pathsep + os.environ["PATH"], "HOME": stack.folder, "CARGO_NET_OFFLINE": "true"}
+    env = {
+        "PATH": folder + os.pathsep + os.environ["PATH"],
+        "HOME": stack.folder,
+        "CARGO_NET_OFFLINE": "true",
+    }
     cargo = (f"{folder}/cargo", "run", "--quiet")
     ours = ("src/main.rs", str(CARGO["src/main.rs"]).replace("util=", "is="))
     c = two_sides(stack, *cargo, theirs=("src/util.rs", "pub const VER: u32 = 2;\n"), ours=ours, env=env)
@@ -322,11 +365,18 @@ def test_cargo_builds_what_another_session_changed(stack: Stack) -> None:
 TSC: Base = {
     ".gitignore": "dist\n",
     "tsconfig.json": '{"files": [], "references": [{"path": "lib"}, {"path": "app"}]}\n',
-    "lib/tsconfig.json": '{"compilerOptions": {"composite": true, "outDir": "../dist/lib", "rootDir": ".", "module": "commonjs", "types": []}}\n',
-    "app/tsconfig.json": '{"compilerOptions": {"composite": true, "outDir": "../dist/app", "rootDir": ".", "module": "commonjs", "types": []}, '
+    "lib/tsconfig.json": (
+        '{"compilerOptions": {"composite": true, "outDir": "../dist/lib", "rootDir": ".", '
+        '"module": "commonjs", "types": []}}\n'
+    ),
+    "app/tsconfig.json": '{"compilerOptions": {"composite": true, "outDir": "../dist/app", "rootDir": ".", '
+    '"module": "commonjs", "types": []}, '
     '"references": [{"path": "../lib"}]}\n',
     "lib/util.ts": "export const ver = 1;\n",
-    "app/main.ts": 'import { ver } from "../lib/util";\ndeclare const console: { log(text: string): void };\nconsole.log("util=" + ver);\n',
+    "app/main.ts": (
+        'import { ver } from "../lib/util";\ndeclare const console: { log(text: string): void '
+        '};\nconsole.log("util=" + ver);\n'
+    ),
 }
 
 

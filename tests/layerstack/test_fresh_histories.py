@@ -1,4 +1,6 @@
-"""Random histories of a project that is really built: whatever was published in whatever order, `make` and `make -B` agree afterwards."""
+"""Random histories of a project that is really built: whatever was published in whatever order, `make` and
+`make -B` agree afterwards.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ PROJECT: Base = {
     "app: lib.o b\n\t$(file >$@,$(file <lib.o)$(file <b))\n"
     "conf: .env c\n\t$(file >$@,$(file <.env)$(file <c))\n"
     "out/stamp: src/x\n\t$(file >$@,$(file <src/x))\n"
-    "out/all: $(wildcard src/*) out/stamp\n\t$(file >$@,$(foreach each,$(sort $(wildcard src/*)),$(file <$(each)))$(file <out/stamp))\n",
+    "out/all: $(wildcard src/*) out/stamp\n\t$(file >$@,$(foreach each,$(sort $(wildcard src/*)),$(file "
+    "<$(each)))$(file <out/stamp))\n",
 }
 
 
@@ -49,7 +52,8 @@ class History:
             return
         session = self.random.choice(self.sessions)
         what = self.random.choices(
-            (self.edit, self.build, self.restore, self.add, self.rebase, self.publish, self.rollback), (8, 6, 2, 1, 2, 5, 1)
+            (self.edit, self.build, self.restore, self.add, self.rebase, self.publish, self.rollback),
+            (8, 6, 2, 1, 2, 5, 1),
         )[0]
         self.told.append(f"{session.view[-2:]} {what.__name__}")
         what(session)

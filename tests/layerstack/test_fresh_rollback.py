@@ -1,4 +1,6 @@
-"""Builds after a rollback: inputs and outputs stand to each other in time as they did in the version that came back."""
+"""Builds after a rollback: inputs and outputs stand to each other in time as they did in the version that
+came back.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def change(stack: Stack, text: str, *, ago: int) -> None:
 
 
 @on_a_stack(TEXT)
-def test_an_output_that_was_to_be_made_again_still_is_after_it_was_made_with_equal_bytes(stack: Stack) -> None:
+def test_an_output_that_was_to_be_made_again_still_is_after_it_was_made_with_equal_bytes(
+    stack: Stack,
+) -> None:
     age(stack)
     build(stack, ago=400)
     change(stack, "a2\n", ago=300)

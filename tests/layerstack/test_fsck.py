@@ -1,4 +1,4 @@
-"""`layerstack.check` names everything that is not as it was written, and nothing else, and changes nothing."""
+"""`layerstack.check` names everything that is not as it was written, and nothing else, and changes nothing."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ from layerstack.model.manifest import BASE_ID, Manifest, reference
 from layerstack.store import Store
 from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
-BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n", "d/h": "h\n", "e/one": "1\n", "e/two": "2\n"}
+BASE: dict[str, str | bytes | None] = {
+    "f": "base\n",
+    "d/g": "g\n",
+    "d/h": "h\n",
+    "e/one": "1\n",
+    "e/two": "2\n",
+}
 
 
 def rich(stack: Stack) -> str:
-    """A store with something of everything: layers with all kinds of entries, a squashed one, a pin, a draft, a dead session. -> the draft."""
+    """A store with something of everything: layers with all kinds of entries, a squashed one, a pin, a draft,
+    a dead session. -> the draft.
+    """
     a = stack.session()
     put(a.at("new/x"), "x\n")
     put(a.at("new-1"), "sorts between new and new/x\n")
@@ -84,7 +92,9 @@ def test_a_whole_store_is_clean_open_and_closed_and_is_left_as_it_is(stack: Stac
     rich(stack)
     with stack.store.checking() as looking:
         assert list(looking) == []
-        assert looking.counts.layers == len(os.listdir(f"{stack.root}/layers")) and looking.counts.entries > 10
+        assert (
+            looking.counts.layers == len(os.listdir(f"{stack.root}/layers")) and looking.counts.entries > 10
+        )
         assert [note.kind for note in looking.notes] == ["not_checked"], looking.notes
     closed(stack)
     before = snapshot_of(stack.root)
@@ -104,12 +114,16 @@ def _numbered(n: int) -> Callable[[bytes | None], bytes]:
 
 def layer_with(root: str, path: str) -> str:
     """The newest layer that has an entry at `path`."""
-    return max(name for name in os.listdir(f"{root}/layers") if os.path.lexists(f"{root}/layers/{name}/{path}"))
+    return max(
+        name for name in os.listdir(f"{root}/layers") if os.path.lexists(f"{root}/layers/{name}/{path}")
+    )
 
 
 @on_a_stack({**BASE})
 def test_whatever_is_changed_in_a_layer_is_named(stack: Stack) -> None:
-    """Each change alone: content of equal length, a torn end, mode, owner's xattr, the opaque mark, an entry more, one less, another kind."""
+    """Each change alone: content of equal length, a torn end, mode, owner's xattr, the opaque mark, an entry
+    more, one less, another kind.
+    """
     rich(stack)
     closed(stack)
     mine, mark = f"layers/{layer_with(stack.root, 'new/x')}", stack.form.opaque
@@ -188,7 +202,10 @@ def test_whatever_is_changed_in_a_layer_is_named(stack: Stack) -> None:
         change()
         told = found(stack.root)
         file = f"{mine}/{path}" if path else mine
-        assert file in told and all(name == mine or name.startswith(f"{mine}/") for name in told), (change.__name__, told)
+        assert file in told and all(name == mine or name.startswith(f"{mine}/") for name in told), (
+            change.__name__,
+            told,
+        )
         if change not in (redirect, odd_mark):
             assert "digest is" in told[mine], (change.__name__, told)
         fsync.remove_tree(f"{stack.root}/{mine}")
@@ -309,7 +326,7 @@ def test_documents_that_are_whole_but_in_anothers_place_are_named(stack: Stack) 
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one_whose_layers_were_folded_since_is_not(
+def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one_whose_layers_were_folded_since_is_not(  # noqa: E501
     stack: Stack,
 ) -> None:
     draft_id = rich(stack)
@@ -334,10 +351,15 @@ def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one
         if name.startswith("manifests"):
             wrong = version_files.dump(last, BASE_ID)
             put(f"{stack.root}/{name}", Manifest(last, (reference(newest), reference(BASE_ID))).dump())
-            assert found(stack.root)[name].startswith("names other layers than version"), "a whole manifest, as of before"
+            assert found(stack.root)[name].startswith("names other layers than version"), (
+                "a whole manifest, as of before"
+            )
         else:
             wrong = records.dump({**records.read(f"{stack.root}/{name}"), "layer_ids": [newest, BASE_ID]})
-            put(f"{stack.root}/{name}", records.dump({**records.read(f"{stack.root}/{name}"), "base_version": 99}))
+            put(
+                f"{stack.root}/{name}",
+                records.dump({**records.read(f"{stack.root}/{name}"), "base_version": 99}),
+            )
             assert found(stack.root) == {name: f"is based on version 99, the head is {last + 1}"}
         put(f"{stack.root}/{name}", wrong)
         told = found(stack.root)
@@ -381,7 +403,9 @@ def test_what_a_crash_left_is_no_damage_and_is_listed(stack: Stack) -> None:
     put(f"{stack.root}/manifests/99.json")
     put(f"{stack.root}/.layer-metadata/L000099-00000000.json")
     os.mkdir(f"{stack.root}/drafts/draft-0123456789abcdef")
-    shutil.copytree(stack.base, f"{stack.root}/layers/L000098-00000000")  # of a publish that was cut off, and half removed by now
+    shutil.copytree(
+        stack.base, f"{stack.root}/layers/L000098-00000000"
+    )  # of a publish that was cut off, and half removed by now
     put(f"{stack.root}/notes.txt")
     with fsck.offline(stack.root) as looking:
         assert list(looking) == []
@@ -410,10 +434,14 @@ def test_a_store_that_somebody_has_open_and_a_folder_without_one_are_refused(sta
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_that_is_asked_for(stack: Stack) -> None:
+def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_that_is_asked_for(
+    stack: Stack,
+) -> None:
     stack.store.close()
     (told,) = check(stack.root, base=True)
-    assert told.file == "base/B000001-base" and told.found_by == "hash"  # the stack of these tests says that its hash is zeros
+    assert (
+        told.file == "base/B000001-base" and told.found_by == "hash"
+    )  # the stack of these tests says that its hash is zeros
     file = f"{stack.root}/workspace.json"
     looking = base_hash.tree_hash(stack.base, lambda error: None)
     while True:
@@ -433,7 +461,9 @@ def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_th
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_a_check_of_an_open_store_goes_on_beside_publishes_squashes_and_discards_and_finds_nothing(stack: Stack) -> None:
+def test_a_check_of_an_open_store_goes_on_beside_publishes_squashes_and_discards_and_finds_nothing(
+    stack: Stack,
+) -> None:
     rich(stack)
     with stack.store.checking() as looking:
         told: list[Damage] = []

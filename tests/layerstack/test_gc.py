@@ -16,7 +16,9 @@ BASE: dict[str, str | bytes | None] = {"f": "".join(f"line {n}\n" for n in range
 
 @on_a_stack({**BASE})
 def test_garbage_collected_without_a_pause_takes_nothing_from_publishes_and_drafts(stack: Stack) -> None:
-    """Each session is rejected once, so that its work is folded in staging, then merged by lines, so that it is rewritten there."""
+    """Each session is rejected once, so that its work is folded in staging, then merged by lines, so that it
+    is rewritten there.
+    """
     lines = get(f"{stack.base}/f").splitlines(keepends=True)
     uppers = [stack.store.open_upper(f"p{n}", origin="test") for n in range(12)]
     other = stack.store.open_upper("other", origin="test")
@@ -66,7 +68,9 @@ def test_garbage_collected_without_a_pause_takes_nothing_from_publishes_and_draf
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_a_version_that_nobody_leases_is_refused_once_it_is_folded_away_and_never_shows_older_content(stack: Stack) -> None:
+def test_a_version_that_nobody_leases_is_refused_once_it_is_folded_away_and_never_shows_older_content(
+    stack: Stack,
+) -> None:
     for n in range(3):
         stack.store.update_file("d/g", lambda old, n=n: b"%d\n" % n, owner="o", request_id="r")  # type: ignore[misc]
     loose = stack.store.snapshot()

@@ -1,4 +1,6 @@
-"""What a killed git leaves half done is no work of a session: told by name, in git directories, where no base has it."""
+"""What a killed git leaves half done is no work of a session: told by name, in git directories, where no base
+has it.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def half_done(session: Session) -> None:
 
 
 @on_a_stack(REPOSITORY)
-def test_only_gits_own_names_in_git_directories_are_left_out_and_what_the_base_has_stays(stack: Stack) -> None:
+def test_only_gits_own_names_in_git_directories_are_left_out_and_what_the_base_has_stays(
+    stack: Stack,
+) -> None:
     a = stack.session()
     half_done(a)
     a.umount()
@@ -81,7 +85,11 @@ def test_only_gits_own_names_in_git_directories_are_left_out_and_what_the_base_h
     published = a.publish()
     assert len(published.dropped) == len(LEFT_OUT) and set(published.dropped) == LEFT_OUT
     shown = stack.shows()
-    assert shown.keys() >= KEPT and not LEFT_OUT & shown.keys() and shown[".git/left.lock"] == "by this session\n"
+    assert (
+        shown.keys() >= KEPT
+        and not LEFT_OUT & shown.keys()
+        and shown[".git/left.lock"] == "by this session\n"
+    )
 
 
 @on_a_stack(REPOSITORY)
@@ -91,17 +99,24 @@ def test_a_draft_and_a_rebase_leave_the_same_out(stack: Stack) -> None:
         half_done(session)
     draft = a.keep()
     opened = stack.session(draft_id=draft.draft_id)
-    assert all(os.path.exists(opened.at(path)) for path in KEPT) and not any(os.path.exists(opened.at(path)) for path in LEFT_OUT)
+    assert all(os.path.exists(opened.at(path)) for path in KEPT) and not any(
+        os.path.exists(opened.at(path)) for path in LEFT_OUT
+    )
     put(c.at("other"))
     c.publish()
     b.umount()
     assert set(b.upper.rebase().dropped) == LEFT_OUT
     b.mount()
-    assert all(os.path.exists(b.at(path)) for path in KEPT) and not any(os.path.exists(b.at(path)) for path in LEFT_OUT)
+    assert all(os.path.exists(b.at(path)) for path in KEPT) and not any(
+        os.path.exists(b.at(path)) for path in LEFT_OUT
+    )
     assert set(b.publish().dropped) == LEFT_OUT, "its publication tells them too"
 
 
-@on_a_stack({"r/.git/HEAD": "ref: refs/heads/main\n", "r/.git/index.lock": "the base's\n", "r/f": "f\n"}, forms=("trusted",))
+@on_a_stack(
+    {"r/.git/HEAD": "ref: refs/heads/main\n", "r/.git/index.lock": "the base's\n", "r/f": "f\n"},
+    forms=("trusted",),
+)
 def test_a_lock_of_the_base_goes_along_when_its_repository_is_renamed(stack: Stack) -> None:
     a = stack.session()
     os.rename(a.at("r"), a.at("s"))
@@ -113,7 +128,12 @@ def test_a_lock_of_the_base_goes_along_when_its_repository_is_renamed(stack: Sta
 def git(at: str, *words: str, code: int | None = 0, **env: str) -> str:
     identity = ("-c", "user.name=x", "-c", "user.email=x@y", "-c", "safe.directory=*")
     done = subprocess.run(
-        ["git", *identity, *words], cwd=at, env={**os.environ, "HOME": at, **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        ["git", *identity, *words],
+        cwd=at,
+        env={**os.environ, "HOME": at, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     assert code is None or done.returncode == code, done.stderr
     return done.stdout
@@ -134,7 +154,13 @@ def test_a_commit_that_was_killed_in_its_editor_keeps_nobody_from_committing(sta
     env = {**os.environ, "HOME": b.view, "GIT_EDITOR": f"echo > /proc/self/fd/{writing}; sleep 60 #"}
     words = ["git", "-c", "user.name=x", "-c", "user.email=x@y", "-c", "safe.directory=*", "commit", "-a"]
     editing = subprocess.Popen(
-        words, cwd=b.view, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[writing], process_group=0
+        words,
+        cwd=b.view,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[writing],
+        process_group=0,
     )
     os.read(reading, 1)
     os.killpg(editing.pid, signal.SIGKILL)
@@ -147,4 +173,7 @@ def test_a_commit_that_was_killed_in_its_editor_keeps_nobody_from_committing(sta
     assert b.publish().dropped == (".git/index.lock",)
     c = stack.session()
     git(c.view, "commit", "-qam", "second")
-    assert git(c.view, "log", "--format=%s").split() == ["second", "first"] and git(c.view, "status", "--porcelain") == ""
+    assert (
+        git(c.view, "log", "--format=%s").split() == ["second", "first"]
+        and git(c.view, "status", "--porcelain") == ""
+    )

@@ -59,7 +59,9 @@ def story(stack: Stack) -> None:
     os.chmod(c.at("new"), 0o700)
     put(c.at("f"), TEXT.replace("line 20\n", "") + "the end")
     c.publish()
-    stack.store.update_file("new/file", lambda old: (old or b"") + b"more\n", owner="operation:1", request_id="1")
+    stack.store.update_file(
+        "new/file", lambda old: (old or b"") + b"more\n", owner="operation:1", request_id="1"
+    )
 
 
 @on_a_stack(BASE)
@@ -96,7 +98,9 @@ def test_a_rollback_links_files_of_layers_and_copies_those_of_the_base(stack: St
 
 @on_a_stack(BASE)
 def test_a_session_from_before_a_rollback_meets_it_as_any_publish(stack: Stack) -> None:
-    stack.store.update_file("f", lambda _: TEXT.replace("line 7\n", "seven\n").encode(), owner="o", request_id="1")
+    stack.store.update_file(
+        "f", lambda _: TEXT.replace("line 7\n", "seven\n").encode(), owner="o", request_id="1"
+    )
     near, far = stack.session(), stack.session()
     put(near.at("f"), get(near.at("f")).replace("seven\n", "SEVEN\n"))
     put(far.at("f"), get(far.at("f")).replace("line 20\n", "twenty\n"))
@@ -155,14 +159,21 @@ def test_the_difference_of_two_versions_names_each_path_once_in_byte_order(stack
     story(stack)
     found = changes(history.diff_versions(stack.store, 1, 3))
     assert list(found) == sorted(found) and found == {
-        "d": "type", "d/a": "deleted", "d/b": "deleted", "d/deep": "deleted", "d/deep/c": "deleted", "f": "modified", "hollow": "deleted",
-        "link": "modified", "moved/x": "deleted", "moved/y": "added", "new": "added", "new/file": "added", "out.o": "added",
+        "d": "type", "d/a": "deleted", "d/b": "deleted", "d/deep": "deleted", "d/deep/c": "deleted", "f": "modified", "hollow": "deleted",  # noqa: E501
+        "link": "modified", "moved/x": "deleted", "moved/y": "added", "new": "added", "new/file": "added", "out.o": "added",  # noqa: E501
         "run": "attributes",
     }  # fmt: skip
     assert changes(history.diff_versions(stack.store, 3, 1))["d/deep/c"] == "added"
-    assert changes(history.diff_versions(stack.store, 1, 3, under="d/deep")) == {"d/deep": "deleted", "d/deep/c": "deleted"}
+    assert changes(history.diff_versions(stack.store, 1, 3, under="d/deep")) == {
+        "d/deep": "deleted",
+        "d/deep/c": "deleted",
+    }
     assert changes(history.diff_versions(stack.store, 1, 3, under="moved/x")) == {"moved/x": "deleted"}
-    assert changes(history.diff_versions(stack.store, 3, 3)) == changes(history.diff_versions(stack.store, 1, 3, under="none")) == {}
+    assert (
+        changes(history.diff_versions(stack.store, 3, 3))
+        == changes(history.diff_versions(stack.store, 1, 3, under="none"))
+        == {}
+    )
     for old in range(1, 6):
         for new in range(1, 6):
             one, other = stack.tree(old), stack.tree(new)
@@ -172,7 +183,17 @@ def test_the_difference_of_two_versions_names_each_path_once_in_byte_order(stack
         history.diff_versions(stack.store, 1, 99)
 
 
-@on_a_stack({**BASE, "empty": "", 'odd "name"\t\n': "x\n", "with space": "x\n", "no end": "one\ntwo", "bin": b"\0\1", "latin": b"\xe9\n"})
+@on_a_stack(
+    {
+        **BASE,
+        "empty": "",
+        'odd "name"\t\n': "x\n",
+        "with space": "x\n",
+        "no end": "one\ntwo",
+        "bin": b"\0\1",
+        "latin": b"\xe9\n",
+    }
+)
 def test_the_patches_of_a_difference_make_the_new_tree_out_of_the_old_one(stack: Stack) -> None:
     story(stack)
     a = stack.session()
@@ -191,12 +212,23 @@ def test_the_patches_of_a_difference_make_the_new_tree_out_of_the_old_one(stack:
         with stack.mounted(old) as view:
             shutil.copytree(view, work, symlinks=True)
         patches = b"".join(change.patch.data for change in page.changes if change.patch is not None)
-        done = subprocess.run(["git", "apply", "--unsafe-paths", "--whitespace=nowarn", "-"], cwd=work, input=patches, capture_output=True)
+        done = subprocess.run(
+            ["git", "apply", "--unsafe-paths", "--whitespace=nowarn", "-"],
+            cwd=work,
+            input=patches,
+            capture_output=True,
+        )
         assert done.returncode == 0, done.stderr
         want = {p: (e.kind, e.body) for p, e in stack.tree(new).items() if e.kind != "d"}
         got = {p: (e.kind, e.body) for p, e in read_tree(work).items() if e.kind != "d"}
         left = {path for path in want.keys() | got.keys() if want.get(path) != got.get(path)}
-        assert left == {change.path for change in page.changes if change.patch is None and change.change == "modified"} <= {"bin"}
+        assert (
+            left
+            == {
+                change.path for change in page.changes if change.patch is None and change.change == "modified"
+            }
+            <= {"bin"}
+        )
         remove_tree(work)
 
 
@@ -224,7 +256,9 @@ def test_long_differences_come_in_pages_and_long_patches_are_cut_between_hunks(s
         stack.store.update_file("long", lambda _, text=text: text.encode(), owner="o", request_id="r")  # type: ignore[misc]
         assert stack.store.head.version == version
     (made,) = history.diff_versions(stack.store, 2, 3).changes
-    assert made.patch is not None and made.patch.truncated and len(made.patch.data) < 1000, "one hunk of 1.4 MB"
+    assert made.patch is not None and made.patch.truncated and len(made.patch.data) < 1000, (
+        "one hunk of 1.4 MB"
+    )
     (edited,) = history.diff_versions(stack.store, 3, 4, under="long").changes
     assert edited.patch is not None and not edited.patch.truncated and edited.patch.data.count(b"@@ -") == 2
 
@@ -260,8 +294,17 @@ def test_versions_are_listed_newest_first_with_who_made_them(stack: Stack) -> No
     story(stack)
     stack.store.pin_version(2, agent="codex", request_id="req")
     found, after = history.versions(stack.store, limit=3)
-    assert [(v.version, v.owner, v.pinned) for v in found] == [(5, "operation:1", False), (4, "s2", False), (3, "s1", False)]
-    assert after == 3 and found[0].paths == 1 and found[0].layer_count == 5 and found[0].root_hash == stack.store.head.root_hash
+    assert [(v.version, v.owner, v.pinned) for v in found] == [
+        (5, "operation:1", False),
+        (4, "s2", False),
+        (3, "s1", False),
+    ]
+    assert (
+        after == 3
+        and found[0].paths == 1
+        and found[0].layer_count == 5
+        and found[0].root_hash == stack.store.head.root_hash
+    )
     found, after = history.versions(stack.store, after=3, limit=3)
     assert after is None and [(v.version, v.owner, v.pinned, v.layer_id is None) for v in found] == [
         (2, "s0", True, False),
@@ -296,7 +339,8 @@ def test_a_pin_is_a_boundary_over_restarts_until_it_is_taken_off(stack: Stack) -
     assert stack.store.squash().blocks and len(stack.store.head.layers) == 4
     assert stack.tree(4) == want
     assert not any(
-        lease.kind == "pin" and not set(lease.layer_ids) <= set(stack.store.head.layer_ids) for lease in stack.store.leases.all()
+        lease.kind == "pin" and not set(lease.layer_ids) <= set(stack.store.head.layer_ids)
+        for lease in stack.store.leases.all()
     )
     stack.store.gc()
     stack.reopen()

@@ -1,4 +1,6 @@
-"""`.gitignore` rules decide what git decides: every verdict here is compared with `git check-ignore` on a real tree."""
+"""`.gitignore` rules decide what git decides: every verdict here is compared with `git check-ignore` on a
+real tree.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ def gits(tree: Tree) -> set[str]:
         Path(root, ".git", "HEAD").write_text("ref: refs/heads/main\n")
         asked = b"".join(os.fsencode(path) + b"\0" for path in tree)
         done = subprocess.run(
-            [*git, "check-ignore", "--no-index", "-z", "--stdin"], input=asked, capture_output=True, cwd=root, env=env, check=False
+            [*git, "check-ignore", "--no-index", "-z", "--stdin"],
+            input=asked,
+            capture_output=True,
+            cwd=root,
+            env=env,
+            check=False,
         )
         assert done.returncode in (0, 1), done.stderr
         return {os.fsdecode(path) for path in done.stdout.split(b"\0") if path}
@@ -68,7 +75,27 @@ def whole(paths: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
     return out
 
 
-NAMES = ["a", "b", "ab", "foo", "foo.c", "bar", "x y", "#a", "!a", "a ", "[a]", "a\\b", "*", "é", "\udcff", "a\nb", "-", "A", "foobar"]
+NAMES = [
+    "a",
+    "b",
+    "ab",
+    "foo",
+    "foo.c",
+    "bar",
+    "x y",
+    "#a",
+    "!a",
+    "a ",
+    "[a]",
+    "a\\b",
+    "*",
+    "é",
+    "\udcff",
+    "a\nb",
+    "-",
+    "A",
+    "foobar",
+]
 TOKENS = [
     "a",
     "b",
@@ -126,15 +153,17 @@ rules = st.builds(
 
 
 def star_star_after_text(rule: str) -> bool:
-    """`text**` as the first special characters: git before 2.41 compared unrelated pointers there and answers at random."""
+    """`text**` as the first special characters: git before 2.41 compared unrelated pointers there and answers
+    at random.
+    """
     body = rule.removeprefix("!")
     first = next((n for n, c in enumerate(body) if c in "*?[\\"), len(body))
     return first > 0 and body[first : first + 2] == "**" and body[first - 1] != "/"
 
 
-files_of_rules = st.lists(rules.filter(lambda rule: not star_star_after_text(rule)), min_size=1, max_size=5).map(
-    lambda lines: "\n".join(lines).encode()
-)
+files_of_rules = st.lists(
+    rules.filter(lambda rule: not star_star_after_text(rule)), min_size=1, max_size=5
+).map(lambda lines: "\n".join(lines).encode())
 
 
 @st.composite
@@ -153,7 +182,16 @@ def trees(draw: st.DrawFn) -> dict[str, bytes | None]:
 @example({".gitignore": b"*.c\n!foo\n", "foo": None, "foo/x.c": b""})
 @example({".gitignore": b"build/\n!build/keep\n", "build": None, "build/keep": b""})
 @example({".gitignore": b"/a\n", "a": b"", "b": None, "b/a": b""})
-@example({".gitignore": b"foo/**/bar\n", "foo": None, "foo/bar": b"", "foo/a": None, "foo/a/b": None, "foo/a/b/bar": b""})
+@example(
+    {
+        ".gitignore": b"foo/**/bar\n",
+        "foo": None,
+        "foo/bar": b"",
+        "foo/a": None,
+        "foo/a/b": None,
+        "foo/a/b/bar": b"",
+    }
+)
 def test_every_verdict_is_that_of_git_check_ignore(tree: dict[str, bytes | None]) -> None:
     assert ours(tree) == gits(tree)
 
@@ -232,13 +270,19 @@ def test_double_stars_by_the_dozen_take_no_exponential_time() -> None:
     assert not rules.ignored("/".join("x" * 40 + "z"), False)
 
 
-HOSTILE = st.lists(st.sampled_from(["**/", "a/", "**/a/", "b/", "*/", "**\\/", "?/", "[ab]/", "/**/"]), min_size=4, max_size=14).map(
-    "".join
-)
+HOSTILE = st.lists(
+    st.sampled_from(["**/", "a/", "**/a/", "b/", "*/", "**\\/", "?/", "[ab]/", "/**/"]),
+    min_size=4,
+    max_size=14,
+).map("".join)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pattern=HOSTILE, tail=st.sampled_from(["a", "b", "**", "*"]), names=st.lists(st.sampled_from("ab"), min_size=1, max_size=9))
+@given(
+    pattern=HOSTILE,
+    tail=st.sampled_from(["a", "b", "**", "*"]),
+    names=st.lists(st.sampled_from("ab"), min_size=1, max_size=9),
+)
 def test_patterns_of_many_double_stars_decide_as_git_does(pattern: str, tail: str, names: list[str]) -> None:
     tree = whole({".gitignore": (pattern + tail).encode(), "/".join(names): b""})
     assert ours(tree) == gits(tree)
@@ -262,7 +306,14 @@ def test_a_file_beyond_the_limits_has_no_rules_and_is_named(rules: bytes, why: s
 
 
 def test_many_plain_lines_are_looked_up_and_the_last_one_decides() -> None:
-    lines = [f"name{n}" for n in range(20_000)] + ["!name7", "dir/", "!sub/name9", "*.c", "!name10", "name10/"]
+    lines = [f"name{n}" for n in range(20_000)] + [
+        "!name7",
+        "dir/",
+        "!sub/name9",
+        "*.c",
+        "!name10",
+        "name10/",
+    ]
     rules = IgnoreRules({".gitignore": "\n".join(lines).encode()}.get)
     assert rules.ignored("name8", False)
     assert not rules.ignored("name7", True)

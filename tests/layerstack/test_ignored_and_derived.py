@@ -1,4 +1,6 @@
-"""Ignored files that both sides changed, and what tools derive: what merges, what is replaced or dropped, and that it is told."""
+"""Ignored files that both sides changed, and what tools derive: what merges, what is replaced or dropped, and
+that it is told.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def test_what_does_not_merge_is_the_last_writers_and_whose_was_replaced_is_told(
     a.publish()
     preview = b.upper.preview().notices
     assert told(b) == [("replaced", path) for path in (".env", "gone.bin", "new.bin", "o.bin")]
-    assert all(notice.theirs is not None and notice.theirs.agent == "alice" and notice.theirs.manifest_version == 2 for notice in preview)
+    assert all(
+        notice.theirs is not None and notice.theirs.agent == "alice" and notice.theirs.manifest_version == 2
+        for notice in preview
+    )
     shows = stack.shows()
     assert shows[".env"] == "X=1\nBOB=1\n" and shows["o.bin"] == "\0BOB" and "gone.bin" not in shows
     assert stack.store.snapshot(2).read_bytes(".env") == b"X=1\nALICE=1\n", "an earlier version has it"
@@ -59,7 +64,12 @@ def test_of_many_replaced_files_a_hundred_are_named_and_the_rest_counted(stack: 
     a.publish()
     notices = b.publish().notices
     assert len(notices) == 100 and [notice.more for notice in notices if notice.more is not None] == [30]
-    assert notices[-1].to_json() | {"theirs_layer": None} == {"kind": "replaced", "path": "099.bin", "more": 30, "theirs_layer": None}
+    assert notices[-1].to_json() | {"theirs_layer": None} == {
+        "kind": "replaced",
+        "path": "099.bin",
+        "more": 30,
+        "theirs_layer": None,
+    }
 
 
 @on_a_stack({".gitignore": "f\n", "f": "f\n", "g": "g\n"})
@@ -137,7 +147,10 @@ def test_byte_code_that_is_not_compared_with_its_source_is_a_file_as_any_other(s
         put(f"{stack.folder}/m.py", text)
         os.makedirs(session.at("__pycache__"))
         py_compile.compile(
-            f"{stack.folder}/m.py", cfile=session.at(cache), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+            f"{stack.folder}/m.py",
+            cfile=session.at(cache),
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )
     a.publish()
     assert b.rejected() == {cache: "binary"}
@@ -208,7 +221,12 @@ def test_what_is_not_ignored_beside_a_tag_is_judged_as_source(stack: Stack) -> N
     put(a.at("c/also"), "A")
     os.unlink(b.at("c/also"))
     a.publish()
-    assert b.rejected() == {"c/also": "delete_modify", "c/both": "content", "c/gone": "modify_delete", "c/new": "add_add"}
+    assert b.rejected() == {
+        "c/also": "delete_modify",
+        "c/both": "content",
+        "c/gone": "modify_delete",
+        "c/new": "add_add",
+    }
     assert told(c) == [("derived", "c/m.o")], "what is ignored there still is a cache"
     shows = stack.shows()
     assert shows["c/text"] == "A\n" + TEN + "C\n" and shows["c/m.o"] == "\0A"
@@ -239,7 +257,16 @@ def test_a_directory_with_a_tag_that_one_side_removed_keeps_the_others_sources(s
 HEADER = b"SQLite format 3\0"
 
 
-@on_a_stack({".gitignore": "i.db*\n", "c/CACHEDIR.TAG": TAG, "c/f.db": HEADER, "c/f.db-wal": b"", "c/i.db": HEADER, "c/i.db-wal": b""})
+@on_a_stack(
+    {
+        ".gitignore": "i.db*\n",
+        "c/CACHEDIR.TAG": TAG,
+        "c/f.db": HEADER,
+        "c/f.db-wal": b"",
+        "c/i.db": HEADER,
+        "c/i.db-wal": b"",
+    }
+)
 def test_a_database_beside_a_tag_is_a_cache_only_where_it_is_ignored(stack: Stack) -> None:
     a, b, c = stack.session(), stack.session(), stack.session()
     for session, name in ((a, b"a"), (b, b"b"), (c, b"c")):

@@ -17,17 +17,28 @@ from layerstack.model.manifest import LayerId
 from layerstack.model.paths import byte_order
 from layerstack.tree.disk import DiskTree
 
-NAMES = st.binary(min_size=1, max_size=12).filter(lambda b: b"\0" not in b and b"/" not in b and b not in (b".", b"..")).map(os.fsdecode)
-RECORDS = st.sampled_from([record("f"), record("l"), record("w"), record("d"), record("d", quiet=True), record("d", opaque=True)])
+NAMES = (
+    st.binary(min_size=1, max_size=12)
+    .filter(lambda b: b"\0" not in b and b"/" not in b and b not in (b".", b".."))
+    .map(os.fsdecode)
+)
+RECORDS = st.sampled_from(
+    [record("f"), record("l"), record("w"), record("d"), record("d", quiet=True), record("d", opaque=True)]
+)
 
 
 def indexed(found: dict[str, IndexRecord]) -> Indexed:
-    rows = [IndexRow(path, rec, 0o644, len(path), b"\xab" * 32 if rec.kind == "f" else None) for path, rec in found.items()]
+    rows = [
+        IndexRow(path, rec, 0o644, len(path), b"\xab" * 32 if rec.kind == "f" else None)
+        for path, rec in found.items()
+    ]
     return Indexed(found, tuple(sorted(rows, key=lambda row: byte_order(row.path))), "0" * 64, 0, 0)
 
 
 @given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), RECORDS, max_size=40))
-def test_an_index_file_of_any_names_comes_back_and_every_path_is_found_by_bisection(found: dict[str, IndexRecord]) -> None:
+def test_an_index_file_of_any_names_comes_back_and_every_path_is_found_by_bisection(
+    found: dict[str, IndexRecord],
+) -> None:
     made = indexed({"": record("d"), **found})
     data = dump(made)
     assert load(data, source="i") == made.records
@@ -58,7 +69,12 @@ def test_a_damaged_index_file_is_named() -> None:
 
 def layer(version: int, **found: IndexRecord) -> Layer:
     index = {path.replace("__", "/"): rec for path, rec in found.items()}
-    return Layer(LayerId(f"L{version:06d}-00000000"), DiskTree("/nowhere", TRUSTED), version, {"": record("d", quiet=True), **index})
+    return Layer(
+        LayerId(f"L{version:06d}-00000000"),
+        DiskTree("/nowhere", TRUSTED),
+        version,
+        {"": record("d", quiet=True), **index},
+    )
 
 
 def test_a_container_is_no_touch_but_what_is_in_it_is() -> None:
@@ -66,7 +82,9 @@ def test_a_container_is_no_touch_but_what_is_in_it_is() -> None:
     inside = layer(2, src=record("d", quiet=True), src__a=record("f"))
     shelf.add(inside)
     assert shelf.untouched("src/b", 1) and not shelf.untouched("src/a", 1) and shelf.untouched("src/a", 2)
-    assert not inside.meets({"": record("d", quiet=True), "src": record("d", quiet=True), "src/b": record("f")})
+    assert not inside.meets(
+        {"": record("d", quiet=True), "src": record("d", quiet=True), "src/b": record("f")}
+    )
     assert inside.meets({"src": record("w")}), "a deletion of the directory meets the change inside"
 
 
@@ -91,12 +109,18 @@ def test_versions_only_rise_and_a_dropped_layer_is_listed_no_more() -> None:
 
 
 @given(st.permutations(range(2, 9)), st.sets(st.integers(2, 8)))
-def test_layers_of_a_path_are_listed_newest_first_whatever_the_order_in_which_they_came(order: list[int], dropped: set[int]) -> None:
+def test_layers_of_a_path_are_listed_newest_first_whatever_the_order_in_which_they_came(
+    order: list[int], dropped: set[int]
+) -> None:
     shelf = Shelf()
     layers = {version: layer(version, x=record("f")) for version in order}
     for version in order:
         shelf.add(layers[version])
     shelf.drop(*(layers[version] for version in dropped))
     left = [version for version in range(8, 1, -1) if version not in dropped]
-    assert [one.version for one in shelf.by_path.get("x", ())] == left == [one.version for one in shelf.by_cover.get("x", ())]
+    assert (
+        [one.version for one in shelf.by_path.get("x", ())]
+        == left
+        == [one.version for one in shelf.by_cover.get("x", ())]
+    )
     assert shelf.sub["x"] == shelf.sub[""] == shelf.touch["x"] == 8

@@ -1,4 +1,6 @@
-"""Stacks of hundreds of layers: they mount, the first and the last file are there, and at the kernel's limit there is an error or a fold."""
+"""Stacks of hundreds of layers: they mount, the first and the last file are there, and at the kernel's limit
+there is an error or a fold.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def looks_right(s: Stack, first: str = "n/1") -> None:
 
 
 @on_a_stack(BASE)
-def test_stacks_of_130_and_300_layers_and_of_the_longest_paths_mount_and_the_500th_is_the_last(s: Stack) -> None:
+def test_stacks_of_130_and_300_layers_and_of_the_longest_paths_mount_and_the_500th_is_the_last(
+    s: Stack,
+) -> None:
     deep = f"{s.folder}/{'p' * 200}/{'q' * 200}/{'r' * 200}"
     os.makedirs(deep)
     with contextlib.closing(Stack(s.form.name, BASE, folder=deep)) as stack:
@@ -67,10 +71,17 @@ def _at_the_limit(stack: Stack) -> None:
     session = stack.session()
     put(session.at("more"), "more\n")
     before = stack.layer_dirs()
-    for attempt in (session.publish, lambda: write(stack, "more"), lambda: stack.store.rollback(2, owner="o", request_id="r")):
+    for attempt in (
+        session.publish,
+        lambda: write(stack, "more"),
+        lambda: stack.store.rollback(2, owner="o", request_id="r"),
+    ):
         with pytest.raises(LayerLimit) as caught:
             attempt()
-        assert (caught.value.reason, caught.value.details) == ("layer_limit", {"layers": LOWER_LIMIT + 1, "limit": LOWER_LIMIT})
+        assert (caught.value.reason, caught.value.details) == (
+            "layer_limit",
+            {"layers": LOWER_LIMIT + 1, "limit": LOWER_LIMIT},
+        )
     assert stack.layer_dirs() == before and os.listdir(f"{stack.root}/staging") == []
     previewed = session.upper.preview()
     assert isinstance(previewed.refused, LayerLimit) and not previewed.would_publish
@@ -83,7 +94,9 @@ def _at_the_limit(stack: Stack) -> None:
 
 
 @on_a_stack(BASE, forms=("user",))
-def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_before_does_not(s: Stack) -> None:
+def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_before_does_not(
+    s: Stack,
+) -> None:
     store = s.store
     told: list[tuple[str, int | None]] = []
 
@@ -132,7 +145,9 @@ def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: S
     grow(s, 20)
     store.auto_squash.fold_at = 15
     failed: list[int | None] = []
-    store.auto_squash.on_fold = lambda why, done: failed.append(done.errno) if isinstance(done, OSError) else None
+    store.auto_squash.on_fold = lambda why, done: (
+        failed.append(done.errno) if isinstance(done, OSError) else None
+    )
 
     def step(name: str) -> None:
         if name == "squash.sync":
@@ -150,7 +165,9 @@ def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: S
 
 
 @on_a_stack(BASE, forms=("user",))
-def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fits_without_it(s: Stack) -> None:
+def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fits_without_it(
+    s: Stack,
+) -> None:
     store = s.store
     grow(s, 20)
     store.auto_squash.fold_at = 15
@@ -199,7 +216,9 @@ def test_many_publishes_at_once_at_the_limit_fold_once_and_all_go_through(s: Sta
         put(session.at(f"w{number}"), f"{number}\n")
         session.umount()
     folds: list[int] = []
-    store.auto_squash.on_fold = lambda why, done: folds.append(len(done.blocks)) if isinstance(done, Squashed) else None
+    store.auto_squash.on_fold = lambda why, done: (
+        folds.append(len(done.blocks)) if isinstance(done, Squashed) else None
+    )
     start = threading.Barrier(len(sessions), timeout=WAIT_S)
     failures: list[Exception] = []
 
@@ -250,11 +269,15 @@ def test_the_depth_of_a_directory_is_how_many_layers_that_can_be_folded_change_i
     assert measured() == (2, 0, "", 0)
     write(s, "a/9")
     assert measured() == (3, 2, "a", 2)
-    assert depths.measure().entries == sum(len(layer.index or ()) for layer in s.store.layers.of(s.store.head))
+    assert depths.measure().entries == sum(
+        len(layer.index or ()) for layer in s.store.layers.of(s.store.head)
+    )
 
 
 @on_a_stack(BASE)
-def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_close_it_and_after_every_reopen(s: Stack) -> None:
+def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_close_it_and_after_every_reopen(
+    s: Stack,
+) -> None:
     for n in range(4):
         write(s, "f", f"{n}\n")
     keeper = s.session()
@@ -272,7 +295,9 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
         for version in range(1, store.head.version + 1):
             if version in openable:
                 store.manifest(version)
-                assert s.shows(version).get("f") == ("5\n" if version > 6 else f"{version - 2}\n" if version > 1 else None)
+                assert s.shows(version).get("f") == (
+                    "5\n" if version > 6 else f"{version - 2}\n" if version > 1 else None
+                )
                 continue
             attempts: list[Callable[[int], object]] = [
                 store.manifest,
@@ -286,7 +311,10 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
             for attempt in attempts:
                 with pytest.raises(NotFound) as caught:
                     attempt(version)
-                assert (caught.value.reason, caught.value.details) == ("version_not_found", {"version": version})
+                assert (caught.value.reason, caught.value.details) == (
+                    "version_not_found",
+                    {"version": version},
+                )
 
     s.store.step = s.step = step
     assert len(s.store.squash().blocks) == 2
@@ -305,7 +333,9 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
 
 
 @on_a_stack(BASE, forms=("trusted",))
-def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_go_on_after_space_is_freed(s: Stack) -> None:
+def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_go_on_after_space_is_freed(
+    s: Stack,
+) -> None:
     with s.on_a_small_disk(BASE, size_mib=2) as (stack, fill):
         stack.store.quota.bytes = 10**6  # which is not what is in the way
         for name in ("a", "b", "c"):
@@ -325,7 +355,10 @@ def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_
             with pytest.raises(OSError) as caught:
                 attempt()
             assert caught.value.errno == errno.ENOSPC
-            assert (stack.layer_dirs(), stack.store.head) == (before, head) and stack.store.quota.used_bytes() == used
+            assert (stack.layer_dirs(), stack.store.head) == (
+                before,
+                head,
+            ) and stack.store.quota.used_bytes() == used
         assert exports(stack) == exported
         os.unlink(f"{stack.folder}/filler")
         assert os.listdir(f"{stack.root}/staging") == []

@@ -20,12 +20,20 @@ THIRD = BASE.with_layer(published_id(2, "00aa11bb" + "0" * 56)).with_layer(publi
 def test_a_layer_goes_on_top_and_the_version_rises_by_one() -> None:
     assert THIRD.version == 3
     assert THIRD.layer_ids == ("L000003-ffffffff", "L000002-00aa11bb", "B000001-base")
-    assert [layer.path for layer in THIRD.layers] == ["layers/L000003-ffffffff", "layers/L000002-00aa11bb", "base/B000001-base"]
+    assert [layer.path for layer in THIRD.layers] == [
+        "layers/L000003-ffffffff",
+        "layers/L000002-00aa11bb",
+        "base/B000001-base",
+    ]
 
 
 def test_the_file_of_a_manifest_is_the_contracts_and_comes_back() -> None:
     value = json.loads(THIRD.dump())
-    assert value["schema_version"] == 1 and value["version"] == 3 and value["layers"][0] == THIRD.layers[0]._asdict()
+    assert (
+        value["schema_version"] == 1
+        and value["version"] == 3
+        and value["layers"][0] == THIRD.layers[0]._asdict()
+    )
     assert Manifest.load(THIRD.dump(), source="m") == THIRD
 
 
@@ -42,7 +50,9 @@ def test_a_manifest_is_written_as_json_writes_it_and_one_of_many_layers_comes_ba
 def test_an_older_version_of_one_stack_lists_the_end_of_a_newer_ones_layers() -> None:
     whole = listed(THIRD.layers)
     other = BASE.with_layer(published_id(2, "f" * 64))
-    assert all(lists_the_end_of(version.dump(), whole) for version in (BASE, Manifest(2, THIRD.layers[1:]), THIRD))
+    assert all(
+        lists_the_end_of(version.dump(), whole) for version in (BASE, Manifest(2, THIRD.layers[1:]), THIRD)
+    )
     assert not lists_the_end_of(other.dump(), whole)
     data = BASE.dump()
     for at in range(data.find(b"[") + 1, data.find(b"]")):
@@ -114,13 +124,24 @@ def test_the_file_of_a_version_names_its_newest_layer_and_comes_back_and_one_of_
     data = version_files.dump(3, THIRD.layer_ids[0])
     assert len(data) < 200 and json.loads(data)["schema_version"] == 2
     assert version_files.load(data, source="v") == version_files.VersionRecord(3, THIRD.layer_ids[0], None)
-    assert version_files.load(THIRD.dump(), source="v") == version_files.VersionRecord(3, THIRD.layer_ids[0], THIRD.layers)
+    assert version_files.load(THIRD.dump(), source="v") == version_files.VersionRecord(
+        3, THIRD.layer_ids[0], THIRD.layers
+    )
     for at in range(len(data) - 1):
         broken = bytearray(data)
         broken[at] ^= 1
         with pytest.raises(StoreCorrupt) as caught:
             version_files.load(bytes(broken), source="/store/manifests/3.json")
         assert caught.value.details["file"] == "/store/manifests/3.json"
-    for wrong in (b"", data[:40], b"[]", b'"x"', data[:-1], data + b" ", version_files.dump(0, BASE_ID), version_files.dump(3, "../x")):
+    for wrong in (
+        b"",
+        data[:40],
+        b"[]",
+        b'"x"',
+        data[:-1],
+        data + b" ",
+        version_files.dump(0, BASE_ID),
+        version_files.dump(3, "../x"),
+    ):
         with pytest.raises(StoreCorrupt):
             version_files.load(wrong, source="v")

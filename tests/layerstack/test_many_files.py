@@ -52,7 +52,9 @@ def growth_kib(work: Callable[[], Any]) -> tuple[Any, int]:
 def test_preview_publish_reopening_export_and_draft_of_many_files_take_little_memory(
     short_dir: str, in_mount_namespace: Call, flat: bool
 ) -> None:
-    """Finding 7: the agent was killed for memory by a preview of 600,000 empty files, and by each start after it."""
+    """Finding 7: the agent was killed for memory by a preview of 600,000 empty files, and by each start after
+    it.
+    """
 
     def child() -> None:
         stack = Stack(short_dir, BASE)
@@ -71,7 +73,10 @@ def test_preview_publish_reopening_export_and_draft_of_many_files_take_little_me
         digests = Digests(stack.store.root)
 
         def export() -> int:
-            return sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in stream(stack.snapshot(), digests=digests))
+            return sum(
+                len(piece) if isinstance(piece, bytes) else piece.size
+                for piece in stream(stack.snapshot(), digests=digests)
+            )
 
         size, grown["export"] = growth_kib(export)
         digests.close()
@@ -113,7 +118,11 @@ def test_an_export_of_a_packed_layer_is_that_of_an_ordinary_one(
             stack.publish(edit)
             stack.publish(lambda root: os.unlink(f"{root}/a/x"))
             for version in (2, 3):
-                packed = [layer.index for layer in stack.store.snapshot(version).chain.layers[:-1] if isinstance(layer.index, PackedIndex)]
+                packed = [
+                    layer.index
+                    for layer in stack.store.snapshot(version).chain.layers[:-1]
+                    if isinstance(layer.index, PackedIndex)
+                ]
                 assert bool(packed) == (small == 2)
             tar = unpack(stack.export(earlier=None)).tar
             made.append(b"\n".join(sorted(block for block in _names(tar))))
@@ -128,12 +137,19 @@ def _names(tar: bytes) -> list[bytes]:
     import tarfile
 
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        return [f"{at} {member.name!r} {member.type!r} {member.mode} {member.size}".encode() for at, member in enumerate(archive)]
+        return [
+            f"{at} {member.name!r} {member.type!r} {member.mode} {member.size}".encode()
+            for at, member in enumerate(archive)
+        ]
 
 
 @pytest.mark.needs("overlay")
-def test_what_a_publish_leaves_in_a_traceback_keeps_no_file_of_the_store_open(short_dir: str, in_mount_namespace: Call) -> None:
-    """The rows of a large index lie in a file without a name: held by an exception that is kept, it made `umount` answer EBUSY."""
+def test_what_a_publish_leaves_in_a_traceback_keeps_no_file_of_the_store_open(
+    short_dir: str, in_mount_namespace: Call
+) -> None:
+    """The rows of a large index lie in a file without a name: held by an exception that is kept, it made
+    `umount` answer EBUSY.
+    """
 
     def child() -> None:
         stack = Stack(short_dir, BASE)
@@ -143,7 +159,11 @@ def test_what_a_publish_leaves_in_a_traceback_keeps_no_file_of_the_store_open(sh
         _put(f"{upper.upperdir}/clash", "ours")
         with pytest.raises(PublishRejected) as kept:
             upper.publish(owner="o", request_id="r")
-        here = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+        here = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{fd}")
+        ]
         assert kept.tb is not None and not [name for name in here if "/staging/" in name]
         stack.close()
 
@@ -151,7 +171,7 @@ def test_what_a_publish_leaves_in_a_traceback_keeps_no_file_of_the_store_open(sh
 
 
 @pytest.mark.needs("overlay")
-def test_a_squash_of_many_files_takes_little_memory_and_so_do_the_next_a_rebase_and_a_publish_of_private_layers(
+def test_a_squash_of_many_files_takes_little_memory_and_so_do_the_next_a_rebase_and_a_publish_of_private_layers(  # noqa: E501
     short_dir: str, in_mount_namespace: Call
 ) -> None:
     """A squash held a state, a record and an owner for each path: 279 MiB for 200,000 files."""
@@ -185,7 +205,9 @@ def test_a_squash_of_many_files_takes_little_memory_and_so_do_the_next_a_rebase_
         os.mkdir(f"{stack.mount_point}/other")
         os.unlink(f"{stack.mount_point}/clash")
         syscalls.umount(stack.mount_point)
-        published, grown["publish of a private layer"] = growth_kib(lambda: late.publish(owner="o", request_id="r"))
+        published, grown["publish of a private layer"] = growth_kib(
+            lambda: late.publish(owner="o", request_id="r")
+        )
         assert published.source_count == 1
         store.close()
         assert list(check(store.root)) == []
@@ -199,7 +221,9 @@ def test_a_squash_of_many_files_takes_little_memory_and_so_do_the_next_a_rebase_
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
 @pytest.mark.needs("overlay")
-def test_six_hundred_thousand_files_take_less_than_100_mib_at_each_step(short_dir: str, in_mount_namespace: Call) -> None:
+def test_six_hundred_thousand_files_take_less_than_100_mib_at_each_step(
+    short_dir: str, in_mount_namespace: Call
+) -> None:
     def child() -> None:
         stack = Stack(short_dir, BASE)
         store, grown = stack.store, dict[str, int]()

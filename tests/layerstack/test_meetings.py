@@ -14,7 +14,16 @@ from tests.layerstack.store_fixture import FORM_PARAMS
 IN_THE_GATE = 30
 IN_A_SOAK, PARTS = 500, 10
 """So many in each of so many parts, in each form."""
-MET = ("published", "published on a moved head", "rejected", "overtaken", "squashes", "sessions rebased", "deleted", "moved")
+MET = (
+    "published",
+    "published on a moved head",
+    "rejected",
+    "overtaken",
+    "squashes",
+    "sessions rebased",
+    "deleted",
+    "moved",
+)
 """What a run must have met, or it proves little."""
 FIRST = int(os.environ.get("EOS_SOAK_SEED", "0")) or time.time_ns() // 1_000_000
 
@@ -32,7 +41,9 @@ def test_sessions_that_meet_everywhere_show_what_the_model_shows(short_dir: str,
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("form", FORM_PARAMS)
 def test_thousands_of_meetings_show_what_the_model_shows(short_dir: str, form: str, part: int) -> None:
-    """Each run of it draws others; a failure names its meeting, and EOS_SOAK_SEED with that number draws it first again."""
+    """Each run of it draws others; a failure names its meeting, and EOS_SOAK_SEED with that number draws it
+    first again.
+    """
     os.chmod(short_dir, 0o777)
     seen = in_namespace.call(form, meetings.run, form, short_dir, FIRST + part * IN_A_SOAK, IN_A_SOAK)
     assert not [what for what in MET if not seen[what]], seen

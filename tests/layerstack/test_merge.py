@@ -1,4 +1,6 @@
-"""The line merge: git's rules, bounded work, and nothing lost. Compared with `git merge-file` on generated triples."""
+"""The line merge: git's rules, bounded work, and nothing lost. Compared with `git merge-file` on generated
+triples.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def triple(rng: random.Random, pool: list[bytes]) -> Triple:
 def git_merge_file(folder: Path, texts: Triple) -> bytes | None:
     for name, text in zip(("base", "ours", "theirs"), texts, strict=True):
         (folder / name).write_bytes(text)
-    done = subprocess.run(["git", "merge-file", "-p", "ours", "base", "theirs"], cwd=folder, capture_output=True, check=False)
+    done = subprocess.run(
+        ["git", "merge-file", "-p", "ours", "base", "theirs"], cwd=folder, capture_output=True, check=False
+    )
     assert done.returncode < 128, done.stderr
     return None if done.returncode else done.stdout
 
@@ -77,7 +81,10 @@ def git_regions(folder: Path, old: bytes, new: bytes) -> list[tuple[int, ...]]:
     (folder / "new").write_bytes(new)
     options = ["--no-index", "-U0", "--no-color", "--no-indent-heuristic", "--diff-algorithm=myers", "--text"]
     done = subprocess.run(
-        ["git", "-c", "core.autocrlf=false", "diff", *options, "old", "new"], cwd=folder, capture_output=True, check=False
+        ["git", "-c", "core.autocrlf=false", "diff", *options, "old", "new"],
+        cwd=folder,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode in (0, 1), done.stderr
     found: list[tuple[int, ...]] = []
@@ -89,8 +96,8 @@ def git_regions(folder: Path, old: bytes, new: bytes) -> list[tuple[int, ...]]:
 
 
 def compare(folder: Path, pool: list[bytes], count: int, seed: int) -> Counter[str]:
-    """How often a merge says what git merge-file says. Where it does not, one of the two diffs must pair other lines than git's: the rules
-    are the same, and no difference has any other reason.
+    """How often a merge says what git merge-file says. Where it does not, one of the two diffs must pair
+    other lines than git's: the rules are the same, and no difference has any other reason.
     """
     rng, tally = random.Random(seed), Counter[str]()
     for _ in range(count):
@@ -99,8 +106,12 @@ def compare(folder: Path, pool: list[bytes], count: int, seed: int) -> Counter[s
         if ours == gits:
             tally["agree"] += 1
             continue
-        tally["we conflict" if ours is None else "git conflicts" if gits is None else "both clean, other text"] += 1
-        assert any(our_regions(texts[0], side) != git_regions(folder, texts[0], side) for side in texts[1:]), texts
+        tally[
+            "we conflict" if ours is None else "git conflicts" if gits is None else "both clean, other text"
+        ] += 1
+        assert any(
+            our_regions(texts[0], side) != git_regions(folder, texts[0], side) for side in texts[1:]
+        ), texts
     return tally
 
 
@@ -142,7 +153,9 @@ POOLS = pytest.mark.parametrize(
 
 
 @POOLS
-def test_a_merge_agrees_with_git_merge_file(tmp_path: Path, pool: list[bytes], floor: float, other_text: float) -> None:
+def test_a_merge_agrees_with_git_merge_file(
+    tmp_path: Path, pool: list[bytes], floor: float, other_text: float
+) -> None:
     tally = compare(tmp_path, pool, 300, 20)
     assert tally["agree"] >= floor * 300 - 3, tally
     assert tally["both clean, other text"] <= (1 if other_text else 0), tally
@@ -163,7 +176,9 @@ lines = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"d\r\n", b"e"]
 
 @settings(max_examples=400, deadline=None)
 @given(lines, lines, lines)
-def test_swapping_the_sides_swaps_the_answer_and_nothing_else(base: bytes, ours: bytes, theirs: bytes) -> None:
+def test_swapping_the_sides_swaps_the_answer_and_nothing_else(
+    base: bytes, ours: bytes, theirs: bytes
+) -> None:
     one, other = merge(base, ours, theirs), merge(base, theirs, ours)
     assert one.content == other.content
     assert one.hunks == tuple(Hunk(h.base, h.theirs, h.ours) for h in other.hunks)
@@ -171,7 +186,9 @@ def test_swapping_the_sides_swaps_the_answer_and_nothing_else(base: bytes, ours:
 
 @settings(max_examples=400, deadline=None)
 @given(lines, lines, lines)
-def test_hunks_rise_stay_in_their_text_and_differ_on_all_sides(base: bytes, ours: bytes, theirs: bytes) -> None:
+def test_hunks_rise_stay_in_their_text_and_differ_on_all_sides(
+    base: bytes, ours: bytes, theirs: bytes
+) -> None:
     merged = merge(base, ours, theirs)
     assert (merged.content is None) == bool(merged.hunks)
     texts = [re.findall(rb"[^\n]*\n|[^\n]+", text) for text in (base, ours, theirs)]
@@ -185,7 +202,12 @@ def test_hunks_rise_stay_in_their_text_and_differ_on_all_sides(base: bytes, ours
 @settings(max_examples=300, deadline=None)
 @given(lines, lines)
 def test_one_side_alone_is_taken_and_a_diff_rebuilds_the_other(base: bytes, ours: bytes) -> None:
-    assert merge(base, ours, base).content == ours == merge(base, base, ours).content == merge(base, ours, ours).content
+    assert (
+        merge(base, ours, base).content
+        == ours
+        == merge(base, base, ours).content
+        == merge(base, ours, ours).content
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +222,13 @@ def test_one_side_alone_is_taken_and_a_diff_rebuilds_the_other(base: bytes, ours
         (b"a\nb", b"A\nb", b"a\nb\n", None, (Hunk((1, 2), (1, 2), (1, 2)),)),
         (b"a\r\nb\r\nc\r\n", b"A\r\nb\r\nc\r\n", b"a\r\nb\r\nC\r\n", b"A\r\nb\r\nC\r\n", ()),
         (b"", b"ours\n", b"theirs\n", None, (Hunk((1, 0), (1, 1), (1, 1)),)),
-        (b"f{\n1\n2\n3\ntail\n", b"f{\nX\n3\ntail\n", b"f{\n1\nX\ntail\n", None, (Hunk((2, 3), (2, 2), (2, 2)),)),
+        (
+            b"f{\n1\n2\n3\ntail\n",
+            b"f{\nX\n3\ntail\n",
+            b"f{\n1\nX\ntail\n",
+            None,
+            (Hunk((2, 3), (2, 2), (2, 2)),),
+        ),
     ],
     ids=[
         "apart",
@@ -245,19 +273,24 @@ def test_a_spent_budget_gives_up_alignment_and_never_the_content() -> None:
 
 def rewrites(count: int) -> Triple:
     base, ours, theirs = (
-        b"".join(b"%s line %d %d\n" % (word, n, n * 31 % 97) for n in range(count)) for word in (b"base", b"ours", b"theirs")
+        b"".join(b"%s line %d %d\n" % (word, n, n * 31 % 97) for n in range(count))
+        for word in (b"base", b"ours", b"theirs")
     )
     return base, ours, theirs
 
 
 def repetitive(count: int) -> Triple:
     rng = random.Random(3)
-    base, ours, theirs = (b"".join(rng.choice((b"a\n", b"b\n", b"c\n", b"d\n")) for _ in range(count)) for _ in range(3))
+    base, ours, theirs = (
+        b"".join(rng.choice((b"a\n", b"b\n", b"c\n", b"d\n")) for _ in range(count)) for _ in range(3)
+    )
     return base, ours, theirs
 
 
 def most_memory(*, afresh: bool = False) -> int:
-    """The most bytes that this process had in memory, as the kernel counts them; or, afresh, has now: proc_pid_clear_refs(5)."""
+    """The most bytes that this process had in memory, as the kernel counts them; or, afresh, has now:
+    proc_pid_clear_refs(5).
+    """
     if afresh:
         Path("/proc/self/clear_refs").write_text("5")
     found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -265,7 +298,11 @@ def most_memory(*, afresh: bool = False) -> int:
     return int(found[1]) << 10
 
 
-@pytest.mark.parametrize("texts", [rewrites(8000), repetitive(20000)], ids=["two rewrites of 8,000 lines", "20,000 lines out of four"])
+@pytest.mark.parametrize(
+    "texts",
+    [rewrites(8000), repetitive(20000)],
+    ids=["two rewrites of 8,000 lines", "20,000 lines out of four"],
+)
 def test_the_worst_texts_stay_within_fifty_megabytes_and_the_budget(texts: Triple) -> None:
     """Without the budget these take minutes and gigabytes: the test's own time limit is the bound."""
     before = most_memory(afresh=True)

@@ -75,7 +75,11 @@ ROWS = {
     ("A", "-", "B"): Row("5", A, os.unlink, write(B), None),
     ("A", "B", "-"): Row("6", A, write(B), os.unlink, None),
     ("text", "line 3 edited", "line 7 edited"): Row(
-        "7", TEXT, write(TEXT.replace("3", "x")), write(TEXT.replace("7", "y")), TEXT.replace("3", "x").replace("7", "y")
+        "7",
+        TEXT,
+        write(TEXT.replace("3", "x")),
+        write(TEXT.replace("7", "y")),
+        TEXT.replace("3", "x").replace("7", "y"),
     ),
     ("text", "line 3 edited", "line 3 edited otherwise"): Row(
         "8", TEXT, write(TEXT.replace("3", "x")), write(TEXT.replace("3", "y")), None
@@ -91,7 +95,11 @@ ROWS = {
     ("ignored", "B", "C"): Row("17.ignored", A, write(B), write(C), B),
     ("derived", "B", "C"): Row(".mypy_cache/18", A, write(B), write(C), C),
 }
-BASE: Base = {".gitignore": "*.ignored\n", "d/old": A, **{row.path: row.base for row in ROWS.values() if row.base is not None}}
+BASE: Base = {
+    ".gitignore": "*.ignored\n",
+    "d/old": A,
+    **{row.path: row.base for row in ROWS.values() if row.base is not None},
+}
 
 
 def test_each_row_of_the_picture_is_played() -> None:
@@ -100,7 +108,10 @@ def test_each_row_of_the_picture_is_played() -> None:
 
 @on_a_stack(BASE)
 def test_each_row_is_what_a_publication_does(stack: Stack) -> None:
-    results = {(row.base, row.ours, row.head): (row.kind, row.result) for row in page_makers.load("make_pictures").MERGES}
+    results = {
+        (row.base, row.ours, row.head): (row.kind, row.result)
+        for row in page_makers.load("make_pictures").MERGES
+    }
     head, merging, conflicting = stack.session(), stack.session(), stack.session()
     expected: dict[str, str] = {}
     for key, row in ROWS.items():

@@ -63,7 +63,9 @@ def test_paths_longer_than_the_kernels_option_strings_can_be_mounted(stack: Stac
 
 
 def mount_at(stack: Stack, folder: str, create: Callable[..., int] = overlay.create) -> None:
-    """An overlay whose directories lie in `folder` takes a write, and its upperdir is in use until it is gone."""
+    """An overlay whose directories lie in `folder` takes a write, and its upperdir is in use until it is
+    gone.
+    """
     upper, target = f"{folder}/upper", f"{stack.folder}/t"
     for path in (upper, f"{folder}/work", f"{folder}/lower", target):
         os.makedirs(path)
@@ -80,7 +82,18 @@ def mount_at(stack: Stack, folder: str, create: Callable[..., int] = overlay.cre
 
 @on_a_stack({"f": "base\n"})
 def test_a_store_lies_at_a_path_of_any_bytes(stack: Stack) -> None:
-    for name in ("a,b", "c:d", "e\\f", "g\\:h\\", 'q"u', "new\nline", " sp ", os.fsdecode(b"\xff\xfe"), "lowerdir=", "%s"):
+    for name in (
+        "a,b",
+        "c:d",
+        "e\\f",
+        "g\\:h\\",
+        'q"u',
+        "new\nline",
+        " sp ",
+        os.fsdecode(b"\xff\xfe"),
+        "lowerdir=",
+        "%s",
+    ):
         mount_at(stack, f"{stack.folder}/{name}")
         mount_at(stack, f"{stack.folder}/old/{name}", overlay.create_legacy)
 
@@ -115,4 +128,8 @@ def test_without_the_power_to_mount_the_error_says_what_is_needed() -> None:
 
 
 def test_both_forms_never_copy_metadata_alone_nor_index_inodes() -> None:
-    assert "metacopy=off" in TRUSTED.options and "index=off" in TRUSTED.options and USER.options == ("userxattr",)
+    assert (
+        "metacopy=off" in TRUSTED.options
+        and "index=off" in TRUSTED.options
+        and USER.options == ("userxattr",)
+    )

@@ -38,10 +38,14 @@ def test_it_answers_as_a_dict_does(found: dict[str, IndexRecord], asked: list[st
     for each in [*asked, *found, "", "zz", "a/zz"]:
         assert index.get(each) is found.get(each)
         assert (each in index) == (each in found)
-        assert index.place(os.fsencode(each)) == bisect_left([os.fsencode(one) for one in order], os.fsencode(each))
+        assert index.place(os.fsencode(each)) == bisect_left(
+            [os.fsencode(one) for one in order], os.fsencode(each)
+        )
         below = [one for one in order if one and (not each or one.startswith(each + "/"))]
         assert [one for one, _ in index.below(each)] == below
-        assert list(index.children(each)) == [one for one in below if "/" not in one[len(each) + 1 if each else 0 :]]
+        assert list(index.children(each)) == [
+            one for one in below if "/" not in one[len(each) + 1 if each else 0 :]
+        ]
     for start in range(len(order) + 2):
         assert [os.fsdecode(raw) for raw, _ in index.walk(start)] == order[start:]
 

@@ -1,4 +1,6 @@
-"""The page of the public API: its examples run in both forms and are typed, it names every noun with every field, and no word is unexplained."""
+"""The page of the public API: its examples run in both forms and are typed, it names every noun with every
+field, and no word is unexplained.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PARTS = _BLOCK.split(PAGE)
 CODE = "".join("\n" + part if n % 2 else "\n" * part.count("\n") for n, part in enumerate(_PARTS))
 """The blocks, each on the lines that it has in the page."""
-MODULES = (check, versions, store, upper)  # loaded before the child becomes somebody who may not read the checkout
+MODULES = (
+    check,
+    versions,
+    store,
+    upper,
+)  # loaded before the child becomes somebody who may not read the checkout
 
 
 def sections() -> dict[str, str]:
@@ -77,8 +84,23 @@ def test_the_examples_are_typed(tmp_path: Path) -> None:
     assert (ROOT / "layerstack/py.typed").is_file()
     program = tmp_path / "page.py"
     program.write_text(CODE)
-    argv = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(ROOT / ".mypy_cache"), str(program)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "MYPYPATH": f"{ROOT}:{ROOT}/agent_image"})
+    argv = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--cache-dir",
+        str(ROOT / ".mypy_cache"),
+        str(program),
+    ]
+    done = subprocess.run(
+        argv,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MYPYPATH": f"{ROOT}:{ROOT}/agent_image"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -98,7 +120,11 @@ CALLS = {
 
 def calls(noun: str) -> list[str]:
     """The first column of a noun's table."""
-    return [name for row in re.findall(CALLS[noun], sections()[noun], re.MULTILINE) for name in re.findall(r"\w+", row)]
+    return [
+        name
+        for row in re.findall(CALLS[noun], sections()[noun], re.MULTILINE)
+        for name in re.findall(r"\w+", row)
+    ]
 
 
 @pytest.mark.parametrize("noun", sorted(CALLS))
@@ -117,7 +143,11 @@ def test_every_public_noun_and_every_member_of_one_says_what_it_is() -> None:
             text = inspect.getdoc(thing) or ""
             if len(text) < 15 or text.startswith(f"{noun}("):
                 silent.append(noun)
-        kinds = [kind for kind in thing.__mro__ if kind.__module__.startswith("layerstack")] if inspect.isclass(thing) else []
+        kinds = (
+            [kind for kind in thing.__mro__ if kind.__module__.startswith("layerstack")]
+            if inspect.isclass(thing)
+            else []
+        )
         for name, member in ((name, member) for kind in kinds for name, member in vars(kind).items()):
             function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
             if name.startswith("_") or name == "to_json" or not inspect.isfunction(function):

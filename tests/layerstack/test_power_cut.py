@@ -1,7 +1,9 @@
-"""The power fails at every named step, and right after every acknowledgment: what was acknowledged is on the disk.
+"""The power fails at every named step, and right after every acknowledgment: what was acknowledged is on the
+disk.
 
-The store lies on ext4 in a file on a loop mount. The file, copied at the step, is the disk as a power cut leaves it: what nobody synced is
-not in it. The copy is mounted, its journal replayed, the store opened. (Killing a process shows nothing about fsync: the page cache survives.)
+The store lies on ext4 in a file on a loop mount. The file, copied at the step, is the disk as a power cut
+leaves it: what nobody synced is not in it. The copy is mounted, its journal replayed, the store opened.
+(Killing a process shows nothing about fsync: the page cache survives.)
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from tests.trees import Tree
 DISK_BYTES = 64 << 20
 SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
 UNCUT = ("seal.", "upper.", *(() if SOAK else ("session.", "publish.")))
-"""Steps before which nothing new was acknowledged and nothing of the store's own is renamed; the latter two are cut at in a soak."""
+"""Steps before which nothing new was acknowledged and nothing of the store's own is renamed; the latter two
+are cut at in a soak.
+"""
 OFTEN = 10_000 if SOAK else 2
 """How many times one step is cut at."""
 ACKNOWLEDGED = "acknowledged"
@@ -81,7 +85,9 @@ def copy_disk(source: str, target: str) -> None:
 
 
 def play_and_cut(folder: str, *, steps: Callable[[str], bool] = named) -> tuple[list[Cut], Expected]:
-    """The history on a loop disk, with a copy after every acknowledgment, and at each step that `steps` chooses."""
+    """The history on a loop disk, with a copy after every acknowledgment, and at each step that `steps`
+    chooses.
+    """
     backing, disk, mounts = (os.path.join(folder, name) for name in ("backing", "disk", "mounts"))
     make_disk(backing)
     mount_disk(backing, disk)
@@ -117,13 +123,18 @@ def check_cut(folder: str, cut: Cut, expected: Expected) -> None:
         os.unlink(cut.copy)
 
 
-def cut_everywhere(folder: str, *, steps: Callable[[str], bool] = named, all_of_them: bool = True) -> list[str]:
+def cut_everywhere(
+    folder: str, *, steps: Callable[[str], bool] = named, all_of_them: bool = True
+) -> list[str]:
     """Returns where it was cut. Runs in a child with mounts of its own.
 
     Args:
         all_of_them: look at every cut, and tell all that are broken; else the first one ends it.
     """
-    for module in (fsync, content):  # a hint, of which nothing is promised: the slowest device has not begun yet
+    for module in (
+        fsync,
+        content,
+    ):  # a hint, of which nothing is promised: the slowest device has not begun yet
         setattr(module, fsync.begin_write_out.__name__, lambda *_where: None)
     syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     cuts, expected = play_and_cut(folder, steps=steps)

@@ -1,4 +1,6 @@
-"""Publishing onto a head that moved: the decision table and the pitfalls, each history in both forms. The base is the dict, A publishes before B."""
+"""Publishing onto a head that moved: the decision table and the pitfalls, each history in both forms. The
+base is the dict, A publishes before B.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_a_published_layer_holds_the_changes_and_nothing_else(stack: Stack) -> N
 
 
 @on_a_stack({"f": "f\n", "d/g": "g\n", "l": "-> f"})
-def test_touch_rewrite_of_equal_bytes_chmod_and_back_and_create_and_delete_are_no_change(stack: Stack) -> None:
+def test_touch_rewrite_of_equal_bytes_chmod_and_back_and_create_and_delete_are_no_change(
+    stack: Stack,
+) -> None:
     a = stack.session()
     os.utime(a.at("f"))
     put(a.at("d/g"), "g\n")
@@ -110,7 +114,12 @@ def test_modes_times_hard_links_and_xattrs_are_kept(stack: Stack) -> None:
     a.publish()
     with stack.mounted() as view:
         x, y, d = os.stat(f"{view}/d/x"), os.stat(f"{view}/d/y"), os.stat(f"{view}/d")
-        assert (x.st_ino, x.st_nlink, x.st_mode & 0o7777, x.st_mtime_ns) == (y.st_ino, 2, 0o4711, 1234567890123456789)
+        assert (x.st_ino, x.st_nlink, x.st_mode & 0o7777, x.st_mtime_ns) == (
+            y.st_ino,
+            2,
+            0o4711,
+            1234567890123456789,
+        )
         assert (d.st_mode & 0o7777, d.st_mtime_ns) == (0o1770, 1111111111123456789)
         assert os.getxattr(f"{view}/d/x", "user.colour") == b"blue"
 
@@ -173,7 +182,11 @@ def test_edits_of_the_same_line_conflict_with_all_three_sides_and_the_hunk_named
     assert len({side.digest for side in (conflict.base, conflict.ours, conflict.theirs)}) == 3
     assert conflict.hunks[0].base == (3, 1)
     theirs = conflict.theirs_layer
-    assert theirs is not None and (theirs.layer_id, theirs.manifest_version, theirs.owner) == (done.layer_id, 2, "s0")
+    assert theirs is not None and (theirs.layer_id, theirs.manifest_version, theirs.owner) == (
+        done.layer_id,
+        2,
+        "s0",
+    )
     b.mount()
     assert get(b.at("f")) == TEXT.replace("3", "III")
 
@@ -197,7 +210,15 @@ def test_every_conflict_is_listed_with_its_class_and_nothing_is_published(stack:
         put(session.at("new"), target + "\n")
         put(session.at("clean" + target))
     a.publish()
-    want = {"f": "delete_modify", "g": "modify_delete", "m": "mode", "k": "type", "l": "symlink", "bin": "binary", "new": "add_add"}
+    want = {
+        "f": "delete_modify",
+        "g": "modify_delete",
+        "m": "mode",
+        "k": "type",
+        "l": "symlink",
+        "bin": "binary",
+        "new": "add_add",
+    }
     head = stack.store.head
     b.umount()
     preview = b.upper.preview()
@@ -301,7 +322,13 @@ def test_a_renamed_directory_is_published_as_a_plain_layer_without_redirects(sta
     os.rename(a.at("d"), a.at("moved"))
     put(a.at("moved/new"))
     a.publish()
-    assert stack.shows() == {"moved": "/", "moved/f": "1\n", "moved/e": "/", "moved/e/g": "2\n", "moved/new": "x\n"}
+    assert stack.shows() == {
+        "moved": "/",
+        "moved/f": "1\n",
+        "moved/e": "/",
+        "moved/e/g": "2\n",
+        "moved/new": "x\n",
+    }
     for folder, _, _ in os.walk(f"{stack.root}/layers"):
         assert "trusted.overlay.redirect" not in os.listxattr(folder)
     base = os.stat(f"{stack.base}/d/f")
@@ -331,7 +358,9 @@ def test_an_edit_below_a_directory_that_became_a_file_is_a_conflict(stack: Stack
 
 
 @on_a_stack({"d/f": "1\n"})
-def test_a_directory_of_ours_that_became_a_file_conflicts_with_an_edit_below_and_with_an_addition(stack: Stack) -> None:
+def test_a_directory_of_ours_that_became_a_file_conflicts_with_an_edit_below_and_with_an_addition(
+    stack: Stack,
+) -> None:
     a, b = two(stack)
     put(a.at("d/f"), "2\n")
     put(a.at("d/n"))
@@ -457,7 +486,9 @@ def test_ignored_files_of_the_head_go_with_a_directory_that_ours_removed(stack: 
 
 
 @on_a_stack({".gitignore": "d\n", "d/x": "1\n", "d/e/y": "1\n"})
-def test_an_ignored_directory_that_one_side_made_a_file_blocks_what_the_other_wrote_below(stack: Stack) -> None:
+def test_an_ignored_directory_that_one_side_made_a_file_blocks_what_the_other_wrote_below(
+    stack: Stack,
+) -> None:
     a, b = two(stack)
     shutil.rmtree(a.at("d"))
     put(a.at("d"), "file\n")
@@ -469,7 +500,9 @@ def test_an_ignored_directory_that_one_side_made_a_file_blocks_what_the_other_wr
 
 
 @on_a_stack({".gitignore": "ig\n", "ig/d/c/a/f": "1\n"})
-def test_what_ours_wrote_in_an_ignored_directory_that_won_over_the_heads_file_is_not_blocked_by_that_file(stack: Stack) -> None:
+def test_what_ours_wrote_in_an_ignored_directory_that_won_over_the_heads_file_is_not_blocked_by_that_file(
+    stack: Stack,
+) -> None:
     a, b = two(stack)
     shutil.rmtree(a.at("ig/d"))
     put(a.at("ig/d"), "file\n")
@@ -505,7 +538,9 @@ def test_rules_beyond_the_limits_protect_paths_as_source_and_are_named(stack: St
 
 
 @on_a_stack({"d/x": "x\n", "d/y": "y\n"})
-def test_a_preview_counts_a_directory_that_the_head_has_made_meanwhile_as_the_publish_does(stack: Stack) -> None:
+def test_a_preview_counts_a_directory_that_the_head_has_made_meanwhile_as_the_publish_does(
+    stack: Stack,
+) -> None:
     ours, theirs = stack.session(), stack.session()
     put(theirs.at("d/x"), "changed\n")
     put(theirs.at("new/theirs"))
@@ -524,20 +559,30 @@ def test_a_preview_of_a_live_session_touches_nothing_and_says_what_the_publish_s
     put(b.at("f"), TEXT + "6\n")
     put(b.at("n/x"))
     before = {
-        path: (s.st_nlink, s.st_ctime_ns, s.st_mtime_ns) for path in ("f", "n", "n/x", "") for s in [os.lstat(f"{b.upper.upperdir}/{path}")]
+        path: (s.st_nlink, s.st_ctime_ns, s.st_mtime_ns)
+        for path in ("f", "n", "n/x", "")
+        for s in [os.lstat(f"{b.upper.upperdir}/{path}")]
     }
     preview = b.upper.preview()
     after = {
-        path: (s.st_nlink, s.st_ctime_ns, s.st_mtime_ns) for path in ("f", "n", "n/x", "") for s in [os.lstat(f"{b.upper.upperdir}/{path}")]
+        path: (s.st_nlink, s.st_ctime_ns, s.st_mtime_ns)
+        for path in ("f", "n", "n/x", "")
+        for s in [os.lstat(f"{b.upper.upperdir}/{path}")]
     }
     assert before == after and os.listdir(f"{stack.root}/staging") == []
     done = b.publish()
-    assert (preview.would_publish, preview.source_count, preview.notices) == (True, done.source_count, done.notices)
+    assert (preview.would_publish, preview.source_count, preview.notices) == (
+        True,
+        done.source_count,
+        done.notices,
+    )
 
 
 @on_a_stack({"f": TEXT, "d/g": "g\n"})
 def test_a_publish_whose_head_moved_elsewhere_is_not_planned_again(stack: Stack) -> None:
-    """The second publishes while the first, planned and written, is about to sync; in the same directory, of which neither made anything."""
+    """The second publishes while the first, planned and written, is about to sync; in the same directory, of
+    which neither made anything.
+    """
     a, b = two(stack)
     put(a.at("d/a"))
     put(b.at("d/b"))
@@ -558,8 +603,12 @@ def test_a_publish_whose_head_moved_elsewhere_is_not_planned_again(stack: Stack)
 
 
 @on_a_stack({"f": TEXT}, forms=("trusted",))
-def test_a_publish_that_was_planned_on_a_version_which_is_squashed_away_meanwhile_is_planned_again(stack: Stack) -> None:
-    """Ours and the head added x alike, so ours was left out; then x was deleted, and the squash of both leaves no trace of it."""
+def test_a_publish_that_was_planned_on_a_version_which_is_squashed_away_meanwhile_is_planned_again(
+    stack: Stack,
+) -> None:
+    """Ours and the head added x alike, so ours was left out; then x was deleted, and the squash of both
+    leaves no trace of it.
+    """
     a = stack.session()
     put(a.at("x"), "x\n")
     put(a.at("y"), "y\n")
@@ -632,11 +681,15 @@ def test_publishers_that_edit_one_file_at_once_lose_no_line_of_anyone(stack: Sta
     for thread in threads:
         thread.join()
     assert failures == []
-    assert stack.shows()["f"] == "".join(f"line {i}\n" + (f"by {i // 20}\n" if i % 20 == 0 and i < 160 else "") for i in range(200))
+    assert stack.shows()["f"] == "".join(
+        f"line {i}\n" + (f"by {i // 20}\n" if i % 20 == 0 and i < 160 else "") for i in range(200)
+    )
 
 
 @on_a_stack({"f": "f\n"}, forms=("trusted",))
-def test_a_publish_beyond_five_hundred_lowers_is_refused_by_name_and_the_session_goes_on(stack: Stack) -> None:
+def test_a_publish_beyond_five_hundred_lowers_is_refused_by_name_and_the_session_goes_on(
+    stack: Stack,
+) -> None:
     assert stack.form is TRUSTED or stack.form == TRUSTED
     for i in range(499):
         stack.store.update_file("f", lambda old, i=i: b"%d\n" % i, owner="o", request_id="r")  # type: ignore[misc]

@@ -1,4 +1,6 @@
-"""Quotas of a store: refused before anything is written, nothing of the refused work is lost, and what is used is told from metadata alone."""
+"""Quotas of a store: refused before anything is written, nothing of the refused work is lost, and what is
+used is told from metadata alone.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def on_disk(s: Stack) -> dict[str, list[str]]:
 
 
 @on_a_stack(BASE)
-def test_every_way_to_publish_is_refused_before_anything_is_written_and_goes_on_when_there_is_room(s: Stack) -> None:
+def test_every_way_to_publish_is_refused_before_anything_is_written_and_goes_on_when_there_is_room(
+    s: Stack,
+) -> None:
     write(s, "a", 600)
     write(s, "a", 10)
     store = s.store
@@ -165,7 +169,9 @@ def test_a_rollback_that_would_copy_more_of_the_base_than_fits_is_refused_before
 
 
 @on_a_stack(BASE)
-def test_layers_that_a_lease_keeps_count_until_it_ends_and_a_folded_one_adds_nothing_to_them(s: Stack) -> None:
+def test_layers_that_a_lease_keeps_count_until_it_ends_and_a_folded_one_adds_nothing_to_them(
+    s: Stack,
+) -> None:
     for size in (100, 200, 300):
         write(s, "a", size)
     keeper = s.session()
@@ -194,7 +200,12 @@ def test_what_only_the_publisher_keeps_does_not_count_against_its_own_work(s: St
     s.store.squash()
     assert s.store.quota.used_bytes() == 1710  # the session is mounted on both of the layers that were folded
     s.store.quota.bytes = 1311
-    assert refused(lambda: write(s, "more", 1)) == {"reason": "quota_bytes", "limit": 1311, "used": 1710, "wanted": 1}
+    assert refused(lambda: write(s, "more", 1)) == {
+        "reason": "quota_bytes",
+        "limit": 1311,
+        "used": 1710,
+        "wanted": 1,
+    }
     s.store.quota.bytes = 1309
     assert session.upper.preview().refused is not None
     assert refused(session.publish) == {"reason": "quota_bytes", "limit": 1309, "used": 810, "wanted": 500}
@@ -205,7 +216,10 @@ def test_what_only_the_publisher_keeps_does_not_count_against_its_own_work(s: St
 
 @on_a_stack(BASE)
 def test_of_two_publishes_at_once_with_room_for_one_the_other_is_refused_and_keeps_its_work(s: Stack) -> None:
-    for quota, told in (("bytes", {"limit": 1500, "used": 1000, "wanted": 1000}), ("layers", {"limit": 3, "used": 3, "wanted": 1})):
+    for quota, told in (
+        ("bytes", {"limit": 1500, "used": 1000, "wanted": 1000}),
+        ("layers", {"limit": 3, "used": 3, "wanted": 1}),
+    ):
         s.store.quota.bytes = s.store.quota.layers = None
         if quota == "bytes":
             s.store.quota.bytes = 1500
@@ -239,7 +253,9 @@ def test_of_two_publishes_at_once_with_room_for_one_the_other_is_refused_and_kee
             thread.join(120)
         s.store.step = fsync.no_step
         assert len(prepared) == 2
-        (loser,) = [session for session in sessions if isinstance(outcomes[session.upper.session_id], Exception)]
+        (loser,) = [
+            session for session in sessions if isinstance(outcomes[session.upper.session_id], Exception)
+        ]
         error = outcomes[loser.upper.session_id]
         assert isinstance(error, QuotaExceeded) and (error.reason, error.details) == (f"quota_{quota}", told)
         assert os.listdir(f"{s.root}/staging") == [] and len(s.layer_dirs()) == len(s.store.head.layers) - 1
@@ -254,7 +270,12 @@ def test_a_full_disk_uses_nothing_of_the_quota_and_the_same_publish_fits_after_i
     s.store.quota.bytes = 1000
     session = s.session()
     put(session.at("mine"), "m" * 1000)
-    for where in ("publish.write.json", "publish.sync_layer", "commit.rename_layer", "commit.rename_manifest"):
+    for where in (
+        "publish.write.json",
+        "publish.sync_layer",
+        "commit.rename_layer",
+        "commit.rename_manifest",
+    ):
 
         def step(name: str, where: str = where) -> None:
             if name == where:
@@ -271,7 +292,9 @@ def test_a_full_disk_uses_nothing_of_the_quota_and_the_same_publish_fits_after_i
 
 
 @on_a_stack(BASE)
-def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_what_no_fold_makes_room_for(s: Stack) -> None:
+def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_what_no_fold_makes_room_for(
+    s: Stack,
+) -> None:
     store = s.store
     store.quota.layers, store.auto_squash.fold_at = 3, 450
     told: list[str] = []
@@ -296,7 +319,10 @@ def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_w
     ("line", "said"),
     [
         ("30 1 {} / / rw - ext4 /dev/x rw,relatime", "this ext4 is mounted without project quotas"),
-        ("30 1 {} / / rw shared:1 - xfs /dev/x rw,attr2,prjquota", "this xfs has project quotas, which are not used"),
+        (
+            "30 1 {} / / rw shared:1 - xfs /dev/x rw,attr2,prjquota",
+            "this xfs has project quotas, which are not used",
+        ),
         ("30 1 999999:1 / / rw - ext4 /dev/x rw", "its file system is not known"),
     ],
 )
@@ -313,7 +339,13 @@ def test_a_store_without_limits_says_nothing_of_a_quota_and_one_with_them_what_i
         s.store.quota.bytes = 10
         told = s.store.layer_stats()["quota"]
         sessions = told.pop("sessions")
-        assert told == {"bytes": 10, "layers": None, "used_bytes": 0, "used_layers": 0, "published": "enforced"}
+        assert told == {
+            "bytes": 10,
+            "layers": None,
+            "used_bytes": 0,
+            "used_layers": 0,
+            "published": "enforced",
+        }
         assert sessions.startswith("unsupported: ")
 
     body("user")

@@ -1,4 +1,6 @@
-"""A draft carried over to the head: what a session on it sees, publishes and leaves behind; what is refused changes nothing."""
+"""A draft carried over to the head: what a session on it sees, publishes and leaves behind; what is refused
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def work(stack: Stack) -> tuple[str, str]:
     put(a.at("new/x"), "mine\n")
     shutil.rmtree(a.at("d"))
     draft = a.keep().draft_id
-    stack.store.update_file("f", lambda _: TEXT.replace("line 15\n", "fifteen\n").encode(), owner="o", request_id="r")
+    stack.store.update_file(
+        "f", lambda _: TEXT.replace("line 15\n", "fifteen\n").encode(), owner="o", request_id="r"
+    )
     stack.store.update_file("theirs", lambda _: b"theirs\n", owner="o", request_id="r")
     return draft, TEXT.replace("line 3\n", "three\n").replace("line 15\n", "fifteen\n")
 
@@ -31,7 +35,11 @@ def test_a_session_on_it_sees_both_and_publishes_only_the_drafts_part(stack: Sta
     draft, merged = work(stack)
     session = stack.session(draft_id=draft, draft_base="head")
     assert session.upper.snapshot.version == stack.store.head.version == 3
-    assert get(session.at("f")) == merged and get(session.at("theirs")) == "theirs\n" and get(session.at("new/x")) == "mine\n"
+    assert (
+        get(session.at("f")) == merged
+        and get(session.at("theirs")) == "theirs\n"
+        and get(session.at("new/x")) == "mine\n"
+    )
     assert not os.path.exists(session.at("d"))
     put(session.at("new/y"), "late\n")
     preview = session.upper.preview()
@@ -41,7 +49,12 @@ def test_a_session_on_it_sees_both_and_publishes_only_the_drafts_part(stack: Sta
     listed = stack.store.layers.get(published.layer_id).index
     assert listed is not None and "theirs" not in listed
     shows = stack.shows()
-    assert shows["f"] == merged and shows["new/y"] == "late\n" and shows["theirs"] == "theirs\n" and "d/a" not in shows
+    assert (
+        shows["f"] == merged
+        and shows["new/y"] == "late\n"
+        and shows["theirs"] == "theirs\n"
+        and "d/a" not in shows
+    )
     assert stack.store.drafts() == [] and os.listdir(f"{stack.root}/staging") == []
 
 
@@ -61,7 +74,9 @@ def test_throwing_the_session_away_leaves_the_draft_as_it_was(stack: Stack) -> N
 @on_a_stack(BASE)
 def test_conflicts_are_all_told_and_nothing_has_happened(stack: Stack) -> None:
     draft, _ = work(stack)
-    stack.store.update_file("f", lambda _: TEXT.replace("line 3\n", "tres\n").encode(), owner="o", request_id="r")
+    stack.store.update_file(
+        "f", lambda _: TEXT.replace("line 3\n", "tres\n").encode(), owner="o", request_id="r"
+    )
     stack.store.update_file("d/a", lambda _: b"changed\n", owner="o", request_id="r")
     wanted = stack.store.preview_draft(draft).conflicts
     with pytest.raises(PublishRejected) as caught:
@@ -92,13 +107,22 @@ def test_a_session_on_it_that_dies_is_recovered_with_all_that_it_showed(stack: S
     put(session.at("late"), "late\n")
     stack.reopen()
     (recovered,) = stack.store.recovered
-    assert recovered.base_version == 3 and {d.draft_id for d in stack.store.drafts()} == {draft, recovered.draft_id}
+    assert recovered.base_version == 3 and {d.draft_id for d in stack.store.drafts()} == {
+        draft,
+        recovered.draft_id,
+    }
     again = stack.session(draft_id=recovered.draft_id)
-    assert get(again.at("f")) == merged and get(again.at("late")) == "late\n" and get(again.at("new/x")) == "mine\n"
+    assert (
+        get(again.at("f")) == merged
+        and get(again.at("late")) == "late\n"
+        and get(again.at("new/x")) == "mine\n"
+    )
 
 
 @on_a_stack(BASE)
-def test_a_session_on_it_that_is_refused_once_more_goes_on_and_can_be_carried_over_again(stack: Stack) -> None:
+def test_a_session_on_it_that_is_refused_once_more_goes_on_and_can_be_carried_over_again(
+    stack: Stack,
+) -> None:
     draft, merged = work(stack)
     session = stack.session(draft_id=draft, draft_base="head")
     put(session.at("late"), "ours\n")

@@ -1,4 +1,6 @@
-"""A session carried over to the head: what it sees, publishes and leaves behind there; what is refused changes nothing."""
+"""A session carried over to the head: what it sees, publishes and leaves behind there; what is refused
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +47,26 @@ def test_it_goes_on_with_both_sides_and_publishes_its_own_alone(stack: Stack) ->
     theirs(stack)
     session.umount()
     done = session.upper.rebase()
-    assert (done.from_version, done.to_version, done.merged) == (1, 3, 1) and done.updated == 2, "theirs/ and theirs/new"
+    assert (done.from_version, done.to_version, done.merged) == (1, 3, 1) and done.updated == 2, (
+        "theirs/ and theirs/new"
+    )
     session.mount()
-    assert look(session) == {"f": MERGED, "d/a": "a\n", "gone": None, "mine/x": "mine\n", "theirs/new": "theirs\n"}
+    assert look(session) == {
+        "f": MERGED,
+        "d/a": "a\n",
+        "gone": None,
+        "mine/x": "mine\n",
+        "theirs/new": "theirs\n",
+    }
     assert session.upper.snapshot.version == 3 and os.listdir(f"{stack.root}/staging") == []
     assert stack.store.layer_stats()["active_lease_count"] == 1
     put(session.at("mine/y"), "late\n")
     published = session.publish()
     assert published.layer_id is not None
     listed = stack.store.layers.get(published.layer_id).index
-    assert listed is not None and "theirs/new" not in listed and {"f", "gone", "mine/x", "mine/y"} <= set(listed)
+    assert (
+        listed is not None and "theirs/new" not in listed and {"f", "gone", "mine/x", "mine/y"} <= set(listed)
+    )
     shows = stack.shows()
     assert shows["f"] == MERGED and "gone" not in shows and shows["mine/y"] == "late\n"
     assert os.listdir(f"{stack.root}/sessions") == [] and stack.store.layer_stats()["active_lease_count"] == 0
@@ -97,7 +109,9 @@ def test_again_and_again_and_with_nothing_of_its_own(stack: Stack) -> None:
         session.umount()
         assert session.upper.rebase()[:4] == (n - 1, n, 1, 0)
         session.mount()
-        assert get(session.at("f")) == f"{n}\n" and sorted(os.listdir(session.at("own"))) == [str(m) for m in range(3, n + 1)]
+        assert get(session.at("f")) == f"{n}\n" and sorted(os.listdir(session.at("own"))) == [
+            str(m) for m in range(3, n + 1)
+        ]
     assert len(os.listdir(f"{session.upper.directory}/private")) == 1, "one layer of its own, however often"
 
 
@@ -127,7 +141,9 @@ def test_the_publication_of_a_draft_that_was_carried_over_tells_what_went_then(s
     shutil.rmtree(session.at("s"))
     draft = session.keep()
     write(stack, "s/theirs.o", "theirs\n")
-    assert stack.session(draft_id=draft.draft_id, draft_base="head").publish().notices == (Notice("dropped", "s/theirs.o"),)
+    assert stack.session(draft_id=draft.draft_id, draft_base="head").publish().notices == (
+        Notice("dropped", "s/theirs.o"),
+    )
 
 
 @on_a_stack(BASE)
@@ -143,7 +159,11 @@ def test_one_that_dies_afterwards_is_recovered_on_its_new_version(stack: Stack) 
     (draft,) = stack.store.recovered
     assert draft.base_version == 3
     again = stack.session(draft_id=draft.draft_id)
-    assert get(again.at("f")) == MERGED and get(again.at("late")) == "late\n" and get(again.at("mine/x")) == "mine\n"
+    assert (
+        get(again.at("f")) == MERGED
+        and get(again.at("late")) == "late\n"
+        and get(again.at("mine/x")) == "mine\n"
+    )
 
 
 @on_a_stack(BASE)
@@ -198,11 +218,16 @@ def test_a_full_disk_at_any_step_leaves_the_session_as_it_was(stack: Stack) -> N
         stack.store.step = refusing(name)
         with pytest.raises(OSError, match="No space"):
             session.upper.rebase()
-        assert stack.store.layer_stats()["active_lease_count"] == leases and os.listdir(f"{stack.root}/staging") == []
+        assert (
+            stack.store.layer_stats()["active_lease_count"] == leases
+            and os.listdir(f"{stack.root}/staging") == []
+        )
         stack.store.step = no_step
         session.mount()
         assert (
-            session.upper.snapshot.version == version and get(session.at(f"own-{name}")) == "x\n" and get(session.at("mine/x")) == "mine\n"
+            session.upper.snapshot.version == version
+            and get(session.at(f"own-{name}")) == "x\n"
+            and get(session.at("mine/x")) == "mine\n"
         )
         session.umount()
         assert session.upper.rebase().to_version == stack.store.head.version

@@ -1,4 +1,6 @@
-"""What an open makes of a dead process's leavings when the open itself is cut off, refused by the disk, or finds something missing."""
+"""What an open makes of a dead process's leavings when the open itself is cut off, refused by the disk, or
+finds something missing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Killed(BaseException):
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_an_open_that_is_cut_off_while_it_removes_a_published_session_is_done_by_the_next(stack: Stack) -> None:
+def test_an_open_that_is_cut_off_while_it_removes_a_published_session_is_done_by_the_next(
+    stack: Stack,
+) -> None:
     a = stack.session()
     for n in range(5):
         put(a.at(f"new/{n}"))
@@ -58,14 +62,20 @@ def test_an_open_that_is_cut_off_while_it_removes_a_published_session_is_done_by
         finally:
             os.unlink, os.rmdir = real_unlink, real_rmdir
         store = Store.open(stack.root)
-        assert store.recovered == () and os.listdir(f"{stack.root}/sessions") == [] and os.listdir(store.scrap.path) == []
+        assert (
+            store.recovered == ()
+            and os.listdir(f"{stack.root}/sessions") == []
+            and os.listdir(store.scrap.path) == []
+        )
         store.close()
     assert removed < 40, "the last rounds were not cut off at all"
     stack.store = Store.open(stack.root)
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_be_recovered(stack: Stack) -> None:
+def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_be_recovered(
+    stack: Stack,
+) -> None:
     a = stack.session()
     put(a.at("mine"), "work\n")
     draft = a.keep()
@@ -126,7 +136,9 @@ def test_scrap_that_cannot_be_removed_does_not_keep_a_store_from_opening(stack: 
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
 def test_an_upper_that_is_made_anew_has_the_attributes_of_the_root_or_is_not_there(stack: Stack) -> None:
-    """The disk fills up between mkdir and chmod of the new upperdir: the half-made one would publish its mode as the session's."""
+    """The disk fills up between mkdir and chmod of the new upperdir: the half-made one would publish its mode
+    as the session's.
+    """
     os.chmod(stack.base, 0o750)
     a, b = stack.session(), stack.session()
     put(a.at("f"), "theirs\n")
@@ -181,7 +193,9 @@ def marker(stack: Stack, session: str) -> dict[str, Any]:
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_an_open_without_recovery_serves_everything_and_holds_the_base_of_each_dead_session(stack: Stack) -> None:
+def test_an_open_without_recovery_serves_everything_and_holds_the_base_of_each_dead_session(
+    stack: Stack,
+) -> None:
     for n in range(3):
         stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
     a = stack.session()
@@ -200,7 +214,9 @@ def test_an_open_without_recovery_serves_everything_and_holds_the_base_of_each_d
     b = stack.session()
     put(b.at("later"), "later\n")
     assert b.publish().manifest.version == 8
-    assert [len(block.replaced_layer_ids) for block in stack.store.squash().blocks] == [4, 2], "its base is not folded"
+    assert [len(block.replaced_layer_ids) for block in stack.store.squash().blocks] == [4, 2], (
+        "its base is not folded"
+    )
     stack.store.gc()
     with pytest.raises(Invalid):
         stack.store.open_upper("s0", origin="t")
@@ -210,7 +226,9 @@ def test_an_open_without_recovery_serves_everything_and_holds_the_base_of_each_d
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
-def test_two_tries_that_fail_quarantine_a_session_over_opens_of_either_kind_until_it_is_asked_for(stack: Stack) -> None:
+def test_two_tries_that_fail_quarantine_a_session_over_opens_of_either_kind_until_it_is_asked_for(
+    stack: Stack,
+) -> None:
     a = stack.session()
     put(a.at("work"), "of the dead\n")
     a.umount()
@@ -226,7 +244,9 @@ def test_two_tries_that_fail_quarantine_a_session_over_opens_of_either_kind_unti
     (dead,) = opened_later(stack)
     assert (dead.tries, dead.quarantined) == (2, True)
     stack.reopen()
-    assert [name for name, _ in stack.store.unrecovered] == ["s0"] and stack.store.recovered == (), "nobody has asked for it"
+    assert [name for name, _ in stack.store.unrecovered] == ["s0"] and stack.store.recovered == (), (
+        "nobody has asked for it"
+    )
     stack.store.dead.again("s0")
     assert stack.store.dead.attempt("s0") is not None and os.listdir(f"{stack.root}/sessions") == []
 
@@ -304,6 +324,10 @@ def test_a_dead_session_that_is_given_up_leaves_nothing_and_holds_nothing(stack:
     a.umount()
     opened_later(stack)
     stack.store.give_up_session("s0")
-    assert stack.store.dead.all() == [] and os.listdir(f"{stack.root}/sessions") == [] and stack.store.leases.all() == ()
+    assert (
+        stack.store.dead.all() == []
+        and os.listdir(f"{stack.root}/sessions") == []
+        and stack.store.leases.all() == ()
+    )
     with pytest.raises(NotFound):
         stack.store.give_up_session("s0")

@@ -1,6 +1,8 @@
-"""Where the reference is wrong or loses something, we are not: W1 to W7 and W11 of what is wrong there, L1 to L7 of what it loses.
+"""Where the reference is wrong or loses something, we are not: W1 to W7 and W11 of what is wrong there, L1 to
+L7 of what it loses.
 
-docs/reference-faults.md says which test stands for which row; those about commands are in tests/eos_agent/test_reference_faults.py.
+docs/reference-faults.md says which test stands for which row; those about commands are in
+tests/eos_agent/test_reference_faults.py.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def write(stack: Stack, path: str, text: str, owner: str = "operation:1") -> Non
 
 
 @on_a_stack({"touched": TEXT, "rewritten": TEXT, "opened": TEXT, "chmodded": TEXT, "d/x": "x\n"})
-def test_a_file_that_was_only_touched_stays_deleted_and_a_chmod_of_it_is_a_conflict_never_an_empty_file(stack: Stack) -> None:
+def test_a_file_that_was_only_touched_stays_deleted_and_a_chmod_of_it_is_a_conflict_never_an_empty_file(
+    stack: Stack,
+) -> None:
     theirs, ours, other = stack.session(), stack.session(), stack.session()
     for name in ("touched", "rewritten", "opened", "chmodded"):
         os.unlink(theirs.at(name))
@@ -48,7 +52,9 @@ def test_a_file_that_was_only_touched_stays_deleted_and_a_chmod_of_it_is_a_confl
 
 
 @on_a_stack({"partly": TEXT, "adjacent": TEXT, "inserted": TEXT})
-def test_edits_that_overlap_in_part_or_only_touch_are_conflicts_even_if_their_text_is_equal(stack: Stack) -> None:
+def test_edits_that_overlap_in_part_or_only_touch_are_conflicts_even_if_their_text_is_equal(
+    stack: Stack,
+) -> None:
     theirs, ours = stack.session(), stack.session()
     put(theirs.at("partly"), "f{\nX\n3\ntail\n")
     put(ours.at("partly"), "f{\n1\nX\ntail\n")
@@ -63,7 +69,9 @@ def test_edits_that_overlap_in_part_or_only_touch_are_conflicts_even_if_their_te
 
 @on_a_stack({"run": LONG})
 def test_the_execute_bit_outlives_writes_merges_and_a_concurrent_chmod(stack: Stack) -> None:
-    mode = 0o4755 if stack.form.name == "trusted" else 0o755  # a write takes setuid away, but for the machine's root
+    mode = (
+        0o4755 if stack.form.name == "trusted" else 0o755
+    )  # a write takes setuid away, but for the machine's root
     chmod, edit = stack.session(), stack.session()
     os.chmod(chmod.at("run"), mode)
     put(edit.at("run"), LONG.replace("line 2\n", "two\n"))
@@ -80,7 +88,9 @@ def test_the_execute_bit_outlives_writes_merges_and_a_concurrent_chmod(stack: St
 
 
 @on_a_stack({"d/x": "x\n"})
-def test_a_publish_of_nothing_but_a_mode_is_a_version_and_the_mode_is_part_of_the_digest(stack: Stack) -> None:
+def test_a_publish_of_nothing_but_a_mode_is_a_version_and_the_mode_is_part_of_the_digest(
+    stack: Stack,
+) -> None:
     digests: list[str] = []
     write(stack, "f", "same bytes\n")
     for mode in (0o755, 0o644, 0o755):
@@ -125,7 +135,9 @@ def test_what_both_sides_did_alike_is_no_conflict(stack: Stack) -> None:
 
 
 def check_listings(stack: Stack, tree: Tree) -> None:
-    """Every name that a directory lists can be looked at (`tree` was read that way), and the store lists the same ones."""
+    """Every name that a directory lists can be looked at (`tree` was read that way), and the store lists the
+    same ones.
+    """
     snapshot = stack.store.snapshot()
     for path, entry in tree.items():
         if entry.is_dir:
@@ -134,7 +146,9 @@ def check_listings(stack: Stack, tree: Tree) -> None:
 
 
 @on_a_stack({f"{d}/{n}": "x\n" for d in ("a", "a/b", "c", "c/d") for n in range(12)})
-def test_a_deleted_name_is_never_listed_and_every_deletion_on_disk_is_the_kernels_own_form(stack: Stack) -> None:
+def test_a_deleted_name_is_never_listed_and_every_deletion_on_disk_is_the_kernels_own_form(
+    stack: Stack,
+) -> None:
     for round_ in range(3):
         session = stack.session()
         os.unlink(session.at(f"a/{round_}"))
@@ -156,7 +170,9 @@ def test_a_deleted_name_is_never_listed_and_every_deletion_on_disk_is_the_kernel
                 assert stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
                 seen += 1
             else:
-                assert not [key for key in os.listxattr(os.path.join(folder, name)) if key.endswith(".whiteout")]
+                assert not [
+                    key for key in os.listxattr(os.path.join(folder, name)) if key.endswith(".whiteout")
+                ]
     assert seen
 
 
@@ -223,7 +239,9 @@ def test_blame_follows_a_deletion_a_renaming_and_a_file_made_anew(stack: Stack) 
     session = stack.session()
     os.rename(session.at("f"), session.at("g"))
     session.publish()
-    assert owners("g") == ["s0"] and owners("f") == ["original", "operation:edit"], "a path that is gone keeps its last answer"
+    assert owners("g") == ["s0"] and owners("f") == ["original", "operation:edit"], (
+        "a path that is gone keeps its last answer"
+    )
     write(stack, "f", "1\n2\n3\n", "operation:anew")
     assert owners("f") == ["operation:anew"], "and loses it to what is made in its place"
     write(stack, "g", "1\n2\nthree\n4\n", "operation:more")
@@ -281,10 +299,15 @@ def test_every_conflict_is_told_and_the_rest_of_the_work_is_carried_over_to_the_
     os.unlink(ours.at("gone"))
     draft = ours.keep().draft_id
     again = stack.session(draft_id=draft, draft_base="head")
-    assert get(again.at("f0")) == LONG.replace("line 9\n", "theirs\n"), "taken back to the base: the head's is seen"
+    assert get(again.at("f0")) == LONG.replace("line 9\n", "theirs\n"), (
+        "taken back to the base: the head's is seen"
+    )
     done = again.publish()
     shows = stack.shows()
-    assert shows["f3"] == LONG.replace("line 9\n", "theirs\n").replace("line 30\n", "ours\n") and shows["good/199"] == "199\n"
+    assert (
+        shows["f3"] == LONG.replace("line 9\n", "theirs\n").replace("line 30\n", "ours\n")
+        and shows["good/199"] == "199\n"
+    )
     assert not done.no_op and "gone" not in shows
 
 
@@ -297,7 +320,14 @@ def test_a_fifo_is_no_reason_to_refuse_a_publish(stack: Stack) -> None:
     assert stack.shows() == {"d": "/", "d/x": "x\n", "d/y": "x\n"}
 
 
-@on_a_stack({".gitignore": "*.o\nbuild/\n", "mixed/build/a": "a\n", "mixed/src": "s\n", **{f"mixed/{n}.o": "o\n" for n in range(30)}})
+@on_a_stack(
+    {
+        ".gitignore": "*.o\nbuild/\n",
+        "mixed/build/a": "a\n",
+        "mixed/src": "s\n",
+        **{f"mixed/{n}.o": "o\n" for n in range(30)},
+    }
+)
 def test_a_directory_of_thousands_with_ignored_and_source_files_can_be_replaced(stack: Stack) -> None:
     for n in range(4200):
         put(f"{stack.base}/many/{n % 70}/{n}", "x")
@@ -323,14 +353,28 @@ def test_a_directory_of_thousands_with_ignored_and_source_files_can_be_replaced(
 
 
 @on_a_stack(
-    {"manifest.json": "{}\n", "layers/app.js": "x\n", ".wh.old": "not a deletion\n", "d/.wh..wh..opq": "nor a mark\n", "d/x": "x\n"}
+    {
+        "manifest.json": "{}\n",
+        "layers/app.js": "x\n",
+        ".wh.old": "not a deletion\n",
+        "d/.wh..wh..opq": "nor a mark\n",
+        "d/x": "x\n",
+    }
 )
 def test_names_that_a_store_might_want_for_itself_are_ordinary_ones(stack: Stack) -> None:
     assert stack.shows() == {
-        "manifest.json": "{}\n", "layers": "/", "layers/app.js": "x\n", ".wh.old": "not a deletion\n", "d": "/", "d/.wh..wh..opq": "nor a mark\n", "d/x": "x\n",
+        "manifest.json": "{}\n", "layers": "/", "layers/app.js": "x\n", ".wh.old": "not a deletion\n", "d": "/", "d/.wh..wh..opq": "nor a mark\n", "d/x": "x\n",  # noqa: E501
     }  # fmt: skip
     session = stack.session()
-    for name in ("manifest.json", "workspace.json", "layers/app.js", "staging/x", ".layer-metadata/x", "d/.layer-metadata/x", ".wh.new"):
+    for name in (
+        "manifest.json",
+        "workspace.json",
+        "layers/app.js",
+        "staging/x",
+        ".layer-metadata/x",
+        "d/.layer-metadata/x",
+        ".wh.new",
+    ):
         put(session.at(name), "mine\n")
     os.unlink(session.at(".wh.old"))
     session.publish()
@@ -338,7 +382,7 @@ def test_names_that_a_store_might_want_for_itself_are_ordinary_ones(stack: Stack
     stack.reopen()
     shows = stack.shows()
     assert {path for path, text in shows.items() if text == "mine\n"} == {
-        "manifest.json", "workspace.json", "layers/app.js", "staging/x", ".layer-metadata/x", "d/.layer-metadata/x", ".wh.new",
+        "manifest.json", "workspace.json", "layers/app.js", "staging/x", ".layer-metadata/x", "d/.layer-metadata/x", ".wh.new",  # noqa: E501
     }  # fmt: skip
     assert ".wh.old" not in shows and shows["d/x"] == "x\n"
 
@@ -358,7 +402,9 @@ def test_the_bytes_that_nobody_published_outlive_the_process(stack: Stack) -> No
 
 
 @on_a_stack({".gitignore": "build/\n", "src": "s\n"})
-def test_ignored_files_are_the_last_writers_path_by_path_and_cost_nothing_when_unchanged_or_once_folded(stack: Stack) -> None:
+def test_ignored_files_are_the_last_writers_path_by_path_and_cost_nothing_when_unchanged_or_once_folded(
+    stack: Stack,
+) -> None:
     first = stack.session()
     for n in range(20):
         put(first.at(f"build/{n}.o"), f"{n}" * 2000)

@@ -12,7 +12,11 @@ TEXT = "0\n1\n2\n3\n4\n"
 
 TABLE = {
     "neighbouring lines": ("0\nX\n2\n3\n4\n", "0\n1\nY\n3\n4\n", "0\nX\nY\n3\n4\n"),
-    "an insertion right after lines that the other deleted": ("0\n3\n4\n", "0\n1\n2\nnew\n3\n4\n", "0\nnew\n3\n4\n"),
+    "an insertion right after lines that the other deleted": (
+        "0\n3\n4\n",
+        "0\n1\n2\nnew\n3\n4\n",
+        "0\nnew\n3\n4\n",
+    ),
     "an insertion right before them": ("0\n3\n4\n", "0\nnew\n1\n2\n3\n4\n", None),
     "an insertion between them": ("0\n3\n4\n", "0\n1\nnew\n2\n3\n4\n", None),
     "two insertions at one place": ("0\na\n1\n2\n3\n4\n", "0\nb\n1\n2\n3\n4\n", None),
@@ -36,7 +40,9 @@ def test_with_adjacent_what_only_touches_merges_whichever_side_is_ours_and_what_
 
 
 @on_a_stack({"text": TEXT})
-def test_with_merge_adjacent_neighbouring_edits_of_two_sessions_are_published_and_previewed_so(stack: Stack) -> None:
+def test_with_merge_adjacent_neighbouring_edits_of_two_sessions_are_published_and_previewed_so(
+    stack: Stack,
+) -> None:
     theirs, ours, draft = stack.session(), stack.session(), stack.session()
     put(theirs.at("text"), "0\nX\n2\n3\n4\n")
     put(ours.at("text"), "0\n1\nY\n3\n4\n")

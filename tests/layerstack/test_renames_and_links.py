@@ -14,7 +14,11 @@ def told(session: Session) -> list[tuple[str, str, dict[str, str]]]:
     before = session.upper.preview().notices
     done = session.publish()
     assert done.notices == before
-    return [(notice.kind, notice.path, {renamed.by: renamed.to for renamed in notice.renamed}) for notice in done.notices if notice.path]
+    return [
+        (notice.kind, notice.path, {renamed.by: renamed.to for renamed in notice.renamed})
+        for notice in done.notices
+        if notice.path
+    ]
 
 
 def renamed(session: Session) -> dict[str, tuple[str, Renamed | None]]:
@@ -70,7 +74,9 @@ def test_what_both_renamed_to_different_names_is_told_and_there_twice(stack: Sta
 
 
 @on_a_stack({"x": "x\n"})
-def test_a_name_of_a_published_hard_link_that_was_written_to_is_told_with_the_names_that_were_not(stack: Stack) -> None:
+def test_a_name_of_a_published_hard_link_that_was_written_to_is_told_with_the_names_that_were_not(
+    stack: Stack,
+) -> None:
     first = stack.session()
     put(first.at("d/one"), "old\n")
     for name in ("d/two", "three"):
@@ -80,7 +86,9 @@ def test_a_name_of_a_published_hard_link_that_was_written_to_is_told_with_the_na
     with open(a.at("d/one"), "a") as file:
         file.write("new\n")
     before = a.upper.preview().notices
-    assert [(notice.kind, notice.path, notice.others) for notice in before] == [("split_link", "d/one", ("d/two", "three"))]
+    assert [(notice.kind, notice.path, notice.others) for notice in before] == [
+        ("split_link", "d/one", ("d/two", "three"))
+    ]
     assert before[0].to_json()["others"] == [{"path": "d/two"}, {"path": "three"}]
     assert a.publish().notices == before
     assert stack.shows()["d/two"] == "old\n"

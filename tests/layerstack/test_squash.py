@@ -34,7 +34,9 @@ def counts(number: int) -> Callable[[bytes | None], bytes]:
 
 
 def squash(s: Stack) -> Squashed:
-    """Squash, with what must hold of every squash: no tree shows it, openable versions show what they did, the store opens again."""
+    """Squash, with what must hold of every squash: no tree shows it, openable versions show what they did,
+    the store opens again.
+    """
     before = s.tree()
     trees = {version: s.tree(version) for version in openable(s)}
     done = s.store.squash()
@@ -58,7 +60,11 @@ def check_versions(s: Stack, trees: dict[int, Tree]) -> None:
 def in_layer(s: Stack, layer_id: str) -> list[str]:
     """Every path in a layer's folder."""
     root = f"{s.root}/layers/{layer_id}"
-    return sorted(os.path.relpath(os.path.join(at, n), root) for at, folders, files in os.walk(root) for n in folders + files)
+    return sorted(
+        os.path.relpath(os.path.join(at, n), root)
+        for at, folders, files in os.walk(root)
+        for n in folders + files
+    )
 
 
 def ids(s: Stack) -> str:
@@ -74,10 +80,14 @@ def test_all_layers_without_a_lease_become_one_and_the_old_folders_go(s: Stack) 
     done = squash(s)
     (block,) = done.blocks
     assert (done.manifest.version, ids(s)) == (7, "SB")
-    assert block.squashed_layer_id.startswith("S000007-") and block.replaced_layer_ids == old and block.reclaimed
+    assert (
+        block.squashed_layer_id.startswith("S000007-") and block.replaced_layer_ids == old and block.reclaimed
+    )
     assert s.layer_dirs() == [block.squashed_layer_id]
     about = [name.rpartition(".") for name in sorted(os.listdir(f"{s.root}/.layer-metadata"))]
-    assert [(stem, kind) for stem, _, kind in about] == [(block.squashed_layer_id, kind) for kind in ("blame", "index", "json")]
+    assert [(stem, kind) for stem, _, kind in about] == [
+        (block.squashed_layer_id, kind) for kind in ("blame", "index", "json")
+    ]
     assert os.listdir(f"{s.root}/staging") == []
     assert openable(s) == [1, 6, 7]
 
@@ -99,7 +109,11 @@ def test_a_process_that_dies_before_it_removed_what_was_replaced_leaves_nothing_
         assert list(looking) == [] and {note.kind for note in looking.notes} == {"not_checked"}
     assert len(os.listdir(f"{s.root}/staging")) == 7, "two folders of layers and five sessions that ended"
     s.reopen()
-    assert os.listdir(f"{s.root}/staging") == [] and ids(s) == "SB" and s.layer_dirs() == [s.store.head.layer_ids[0]]
+    assert (
+        os.listdir(f"{s.root}/staging") == []
+        and ids(s) == "SB"
+        and s.layer_dirs() == [s.store.head.layer_ids[0]]
+    )
     assert {name.partition(".")[0] for name in os.listdir(f"{s.root}/.layer-metadata")} == set(s.layer_dirs())
     assert s.shows()["top"] == "3\n"
 
@@ -268,7 +282,9 @@ def test_the_base_of_a_session_is_a_boundary_and_the_session_goes_on(s: Stack) -
     assert get(session.at("n1")) == "n\n"
     put(session.at("mine"))
     session.publish()
-    assert s.layer_dirs() == sorted(set(s.store.head.layer_ids) - {"B000001-base"}), "they went with their last lease"
+    assert s.layer_dirs() == sorted(set(s.store.head.layer_ids) - {"B000001-base"}), (
+        "they went with their last lease"
+    )
     assert os.listdir(f"{s.root}/staging") == []
     assert {f"n{n}" for n in range(6)} | {"mine"} <= s.shows().keys()
 
@@ -459,7 +475,14 @@ def test_two_blocks_of_equal_content_are_two_layers(s: Stack) -> None:
 def test_a_full_disk_leaves_the_head_and_a_retry_works(s: Stack) -> None:
     publish(s, a="a\n")
     publish(s, b="b\n")
-    for where in ("squash.fold", "squash.write", "squash.sync", "commit.rename_layer", "commit.place_manifest", "commit.rename_manifest"):
+    for where in (
+        "squash.fold",
+        "squash.write",
+        "squash.sync",
+        "commit.rename_layer",
+        "commit.place_manifest",
+        "commit.rename_manifest",
+    ):
 
         def step(name: str, where: str = where) -> None:
             if name == where:
@@ -490,7 +513,9 @@ def test_metadata_of_a_squashed_layer_that_was_swapped_is_corrupt(s: Stack) -> N
 
 @on_a_stack({f"f{n}": "0\n" for n in range(4)}, forms=("trusted",))
 def test_writers_readers_and_previews_beside_squashes_lose_nothing(s: Stack) -> None:
-    """Four writers count up in a file each, readers look at all of them, somebody squashes all the time; drafts and previews go on too."""
+    """Four writers count up in a file each, readers look at all of them, somebody squashes all the time;
+    drafts and previews go on too.
+    """
     stop, begun, failed = threading.Event(), threading.Event(), list[BaseException]()
     keeper = s.session()
     put(keeper.at("kept"), "kept\n")

@@ -37,17 +37,25 @@ ROUNDS = 6
 
 
 def meet_all(form: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES, large: bool = False) -> None:
-    """Histories until every outcome was met, in at most so many rounds: what hypothesis draws, also without a random seed, depends on the
-    constants of every module that is loaded, and some outcome may be missing in a round."""
+    """Histories until every outcome was met, in at most so many rounds: what hypothesis draws, also without a
+    random seed, depends on the constants of every module that is loaded, and some outcome may be missing in a
+    round.
+    """
     seen: Counter[str] = Counter()
     for number in range(ROUNDS):
         place = f"{folder}/{number}"
         os.mkdir(place)
         os.chmod(place, 0o777)
         if large:
-            seen.update(in_namespace.call(form, as_if_large, state_machine.run, form, place, examples=20, seed=number or None))
+            seen.update(
+                in_namespace.call(
+                    form, as_if_large, state_machine.run, form, place, examples=20, seed=number or None
+                )
+            )
         else:
-            seen.update(in_namespace.call(form, state_machine.run, form, place, examples=50, seed=number or None))
+            seen.update(
+                in_namespace.call(form, state_machine.run, form, place, examples=50, seed=number or None)
+            )
         if all(seen[what] for what in outcomes):
             return
     assert not [what for what in outcomes if not seen[what]], seen
@@ -66,9 +74,16 @@ def test_any_order_of_sessions_shows_what_the_model_shows_in_a_user_namespace(sh
 
 @pytest.mark.needs("overlay")
 @pytest.mark.parametrize("form", FORM_PARAMS)
-def test_any_order_of_sessions_shows_the_same_where_each_tree_takes_the_form_of_a_large_one(short_dir: str, form: str) -> None:
+def test_any_order_of_sessions_shows_the_same_where_each_tree_takes_the_form_of_a_large_one(
+    short_dir: str, form: str
+) -> None:
     os.chmod(short_dir, 0o777)
-    meet_all(form, short_dir, outcomes=("published", "squashes", "drafts reopened", "sessions rebased", "exported"), large=True)
+    meet_all(
+        form,
+        short_dir,
+        outcomes=("published", "squashes", "drafts reopened", "sessions rebased", "exported"),
+        large=True,
+    )
 
 
 SLICES, EXAMPLES, STEPS = 10, 250, 40
@@ -84,7 +99,9 @@ def test_thousands_of_histories_show_what_the_model_shows(short_dir: str, form: 
     """Each run of it draws others; EOS_SOAK_SEED draws those of an earlier run again."""
     os.chmod(short_dir, 0o777)
     try:
-        seen = in_namespace.call(form, state_machine.run, form, short_dir, examples=EXAMPLES, steps=STEPS, seed=FIRST_SEED + part)
+        seen = in_namespace.call(
+            form, state_machine.run, form, short_dir, examples=EXAMPLES, steps=STEPS, seed=FIRST_SEED + part
+        )
     except Exception as error:
         error.add_note(f"EOS_SOAK_SEED={FIRST_SEED}, part {part}")
         raise

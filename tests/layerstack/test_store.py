@@ -1,4 +1,6 @@
-"""The store on disk: create, open, lock, damage, full disk, a base of its own mount, reading without a mount, writing without a session."""
+"""The store on disk: create, open, lock, damage, full disk, a base of its own mount, reading without a mount,
+writing without a session.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,17 @@ def test_the_names_on_disk_are_those_that_are_documented(stack: Stack) -> None:
             "workspace.json",
         ]
     )
-    assert sorted(os.listdir(f"{stack.root}/.layer-metadata")) == [f"{done.layer_id}.{suffix}" for suffix in ("digest", "index", "json")]
+    assert sorted(os.listdir(f"{stack.root}/.layer-metadata")) == [
+        f"{done.layer_id}.{suffix}" for suffix in ("digest", "index", "json")
+    ]
     with open(f"{stack.root}/.layer-metadata/{done.layer_id}.json") as file:
         about = json.load(file)
-    assert (about["owner"], about["request_id"], about["base_version"], about["agent"]) == ("s0", "request", 1, None)
+    assert (about["owner"], about["request_id"], about["base_version"], about["agent"]) == (
+        "s0",
+        "request",
+        1,
+        None,
+    )
     assert done.layer_id is not None and about["digest"].startswith(done.layer_id.rpartition("-")[2])
     with open(f"{stack.root}/manifest.json") as file:
         assert json.load(file)["version"] == 2
@@ -65,11 +74,17 @@ def test_create_again_is_nothing_and_create_over_another_store_is_refused(stack:
     other = USER if stack.form == TRUSTED else TRUSTED
     with pytest.raises(Invalid) as caught:
         Store.create(stack.root, workspace_root="/elsewhere", base_root_hash="0" * 64, form=other)
-    assert caught.value.reason == "store_exists" and "form" in str(caught.value) and "workspace_root" in str(caught.value)
+    assert (
+        caught.value.reason == "store_exists"
+        and "form" in str(caught.value)
+        and "workspace_root" in str(caught.value)
+    )
 
 
 @on_a_stack({**BASE})
-def test_a_store_is_reached_by_a_symlink_or_from_the_working_directory_and_stays_where_it_is(stack: Stack) -> None:
+def test_a_store_is_reached_by_a_symlink_or_from_the_working_directory_and_stays_where_it_is(
+    stack: Stack,
+) -> None:
     stack.store.close()
     new = f"{stack.folder}/new"
     os.makedirs(f"{new}/base/B000001-base")
@@ -93,7 +108,9 @@ def test_a_store_is_reached_by_a_symlink_or_from_the_working_directory_and_stays
 
 
 @on_a_stack({**BASE})
-def test_a_base_that_is_a_symlink_is_the_tree_behind_it_and_a_layer_that_is_one_is_damaged(stack: Stack) -> None:
+def test_a_base_that_is_a_symlink_is_the_tree_behind_it_and_a_layer_that_is_one_is_damaged(
+    stack: Stack,
+) -> None:
     stack.store.close()
     os.chmod(stack.base, 0o751)
     os.rename(stack.base, f"{stack.folder}/elsewhere")
@@ -113,7 +130,9 @@ def test_a_base_that_is_a_symlink_is_the_tree_behind_it_and_a_layer_that_is_one_
     os.symlink(f"{stack.folder}/layer", layer)
     with pytest.raises(StoreCorrupt) as caught:
         Store.open(stack.root)
-    assert caught.value.details["file"] == layer and layer.removeprefix(f"{stack.root}/") in {one.file for one in check(stack.root)}
+    assert caught.value.details["file"] == layer and layer.removeprefix(f"{stack.root}/") in {
+        one.file for one in check(stack.root)
+    }
     os.unlink(layer)
     os.rename(f"{stack.folder}/layer", layer)
     stack.store = Store.open(stack.root)
@@ -123,9 +142,15 @@ def test_a_base_that_is_a_symlink_is_the_tree_behind_it_and_a_layer_that_is_one_
 def test_a_second_process_is_refused_until_the_first_closes(stack: Stack) -> None:
     with pytest.raises(StoreBusy):
         Store.open(stack.root)
-    code = f"from layerstack.store import Store\nfrom layerstack.errors import StoreBusy\ntry: Store.open({stack.root!r})\nexcept StoreBusy: print('busy')"
+    code = (
+        f"from layerstack.store import Store\nfrom layerstack.errors import StoreBusy\ntry: "
+        f"Store.open({stack.root!r})\nexcept StoreBusy: print('busy')"
+    )
     run = [sys.executable, "-c", code]
-    assert stack.form.name == "user" or subprocess.run(run, capture_output=True, text=True, check=True).stdout == "busy\n"
+    assert (
+        stack.form.name == "user"
+        or subprocess.run(run, capture_output=True, text=True, check=True).stdout == "busy\n"
+    )
     stack.store.close()
     stack.store.close()
     stack.store = Store.open(stack.root)
@@ -155,7 +180,9 @@ def test_a_folder_that_holds_no_store_is_said_to_be_none(short_dir: str) -> None
 
 
 @on_a_stack({**BASE})
-def test_any_damaged_or_missing_file_that_the_head_needs_is_named_and_nothing_is_changed(stack: Stack) -> None:
+def test_any_damaged_or_missing_file_that_the_head_needs_is_named_and_nothing_is_changed(
+    stack: Stack,
+) -> None:
     """The others: tests/layerstack/test_damage.py."""
     a = stack.session()
     put(a.at("x"))
@@ -173,7 +200,11 @@ def test_any_damaged_or_missing_file_that_the_head_needs_is_named_and_nothing_is
         with open(path, "rb") as file:
             whole = file.read()
         middle = len(whole) // 2
-        for broken in (whole[:middle], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :], b""):
+        for broken in (
+            whole[:middle],
+            whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            b"",
+        ):
             with open(path, "wb") as file:
                 file.write(broken)
             with pytest.raises(StoreCorrupt) as caught:
@@ -205,13 +236,20 @@ def test_what_a_crash_left_is_swept_at_open_and_published_versions_stay_openable
     put(f"{stack.root}/.manifest.json.tmp")
     os.mkdir(f"{stack.root}/drafts/draft-00000000000000aa")
     stack.store = Store.open(stack.root)
-    assert os.listdir(f"{stack.root}/staging") == os.listdir(f"{stack.root}/drafts") == [] and len(stack.layer_dirs()) == 2
+    assert (
+        os.listdir(f"{stack.root}/staging") == os.listdir(f"{stack.root}/drafts") == []
+        and len(stack.layer_dirs()) == 2
+    )
     assert (
         sorted(os.listdir(f"{stack.root}/manifests")) == ["1.json", "2.json", "3.json"]
         and len(os.listdir(f"{stack.root}/.layer-metadata")) == 6
     )
     assert not os.path.exists(f"{stack.root}/.manifest.json.tmp")
-    assert [("x" in stack.shows(v), "y" in stack.shows(v)) for v in (1, 2, 3)] == [(False, False), (True, False), (True, True)]
+    assert [("x" in stack.shows(v), "y" in stack.shows(v)) for v in (1, 2, 3)] == [
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
     stack.store.gc()
     assert len(stack.layer_dirs()) == 2
 
@@ -225,7 +263,9 @@ def test_a_base_on_a_read_only_mount_of_its_own_is_copied_never_linked(stack: St
     os.truncate(f"{outside}/B000001-base/d/g", 1 << 20)
     os.utime(f"{outside}/B000001-base/d/g", ns=(1, 1234567890123456789))
     syscalls.mount(outside, f"{stack.root}/base", None, syscalls.MS_BIND)
-    syscalls.mount("none", f"{stack.root}/base", None, syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
+    syscalls.mount(
+        "none", f"{stack.root}/base", None, syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY
+    )
     stack.create()
     stack.store = Store.open(stack.root)
     a = stack.session()
@@ -241,7 +281,10 @@ def test_a_base_on_a_read_only_mount_of_its_own_is_copied_never_linked(stack: St
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
 def test_a_full_disk_refuses_the_publish_keeps_head_and_work_and_lets_it_pass_later(stack: Stack) -> None:
-    with stack.on_a_small_disk({"big": b"\0" * (2 << 20), "moved/big": b"\1" * (1 << 20)}, size_mib=6) as (inner, _):
+    with stack.on_a_small_disk({"big": b"\0" * (2 << 20), "moved/big": b"\1" * (1 << 20)}, size_mib=6) as (
+        inner,
+        _,
+    ):
         a = inner.session()
         os.rename(a.at("moved"), a.at("there"))  # must be copied at publish
         a.umount()
@@ -255,7 +298,9 @@ def test_a_full_disk_refuses_the_publish_keeps_head_and_work_and_lets_it_pass_la
         a.mount()
         assert os.path.getsize(a.at("there/big")) == 1 << 20 and not os.path.exists(a.at("moved"))
         a.publish()
-        assert set(inner.shows()) == {"big", "there", "there/big"} and os.listdir(f"{inner.root}/staging") == []
+        assert (
+            set(inner.shows()) == {"big", "there", "there/big"} and os.listdir(f"{inner.root}/staging") == []
+        )
 
 
 # ---- reading without a mount
@@ -269,10 +314,23 @@ def test_any_path_of_a_version_is_read_listed_and_described_without_a_mount(stac
     os.unlink(a.at("f"))
     done = a.publish()
     head = stack.store.snapshot()
-    assert head.read_bytes("d/new") == b"new\n" and head.read_bytes("d/new", 2) == b"ne" and head.read_bytes("d/new", 0) == b""
+    assert (
+        head.read_bytes("d/new") == b"new\n"
+        and head.read_bytes("d/new", 2) == b"ne"
+        and head.read_bytes("d/new", 0) == b""
+    )
     entry = head.stat("d/new")
-    assert entry is not None and (entry.kind, entry.mode, entry.size, entry.layer_id) == ("file", 0o750, 4, done.layer_id)
-    assert [(e.path, e.kind) for e in head.list("")] == [("d", "directory"), ("e", "directory"), ("l", "symlink")]
+    assert entry is not None and (entry.kind, entry.mode, entry.size, entry.layer_id) == (
+        "file",
+        0o750,
+        4,
+        done.layer_id,
+    )
+    assert [(e.path, e.kind) for e in head.list("")] == [
+        ("d", "directory"),
+        ("e", "directory"),
+        ("l", "symlink"),
+    ]
     assert [e.path for e in head.list("d")] == ["d/g", "d/new"] and head.list("e") == []
     assert head.stat("f") is None and head.stat("d/new/x") is None and head.stat("nowhere/x") is None
     assert stack.store.snapshot(1).read_bytes("f") == b"base\n"
@@ -313,7 +371,10 @@ def test_the_changed_paths_are_those_that_layers_decide_in_byte_order(stack: Sta
     for i in range(12):
         put(b.at(f"c/{i:02}"))
     b.publish()
-    got = [(path, None if entry is None else entry.kind, opaque) for path, entry, opaque in stack.store.snapshot().changed()]
+    got = [
+        (path, None if entry is None else entry.kind, opaque)
+        for path, entry, opaque in stack.store.snapshot().changed()
+    ]
     assert got.pop(0) == ("", "directory", False), "a container of what changed"
     assert got[:2] == [("a", "directory", False), ("b", None, False)]
     assert got[2][:2] == ("c", "directory")
@@ -386,7 +447,9 @@ def test_a_write_without_a_session_keeps_mode_and_makes_parents(stack: Stack) ->
 
 
 @on_a_stack({**BASE})
-def test_a_write_without_a_session_leaves_the_times_of_directories_alone_that_got_no_new_name(stack: Stack) -> None:
+def test_a_write_without_a_session_leaves_the_times_of_directories_alone_that_got_no_new_name(
+    stack: Stack,
+) -> None:
     before = os.stat(f"{stack.base}/d").st_mtime_ns, os.stat(stack.base).st_mtime_ns
     stack.store.update_file("d/g", lambda old: b"new", owner="o", request_id="r")
     with stack.mounted() as view:
@@ -400,7 +463,9 @@ def test_writers_without_a_session_and_publishes_at_once_lose_nothing(stack: Sta
     def append(name: str) -> None:
         try:
             for i in range(10):
-                stack.store.update_file("f", lambda old, i=i: (old or b"") + f"{name}{i}\n".encode(), owner=name, request_id="r")  # type: ignore[misc]
+                stack.store.update_file(
+                    "f", lambda old, i=i: (old or b"") + f"{name}{i}\n".encode(), owner=name, request_id="r"
+                )  # type: ignore[misc]
         except BaseException as error:
             failures.append(error)
 
@@ -413,13 +478,17 @@ def test_writers_without_a_session_and_publishes_at_once_lose_nothing(stack: Sta
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=append, args=(name,)) for name in "ab"] + [threading.Thread(target=publish)]
+    threads = [threading.Thread(target=append, args=(name,)) for name in "ab"] + [
+        threading.Thread(target=publish)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert failures == []
-    assert sorted(get(f"{stack.store.snapshot().stat('f').real_path}").split()) == sorted(f"{n}{i}" for n in "ab" for i in range(10))  # type: ignore[union-attr]
+    assert sorted(get(f"{stack.store.snapshot().stat('f').real_path}").split()) == sorted(
+        f"{n}{i}" for n in "ab" for i in range(10)
+    )  # type: ignore[union-attr]
     assert {f"other{i}" for i in range(10)} <= set(stack.shows())
 
 
@@ -433,11 +502,25 @@ def test_the_figures_count_sessions_layers_and_bytes(stack: Stack) -> None:
     done = a.publish()
     b, c = stack.session(), stack.session(version=1)
     stats = stack.store.layer_stats()
-    assert (stats["version"], stats["root_hash"], stats["active_lease_count"]) == (2, stack.store.head.root_hash, 2)
+    assert (stats["version"], stats["root_hash"], stats["active_lease_count"]) == (
+        2,
+        stack.store.head.root_hash,
+        2,
+    )
     top, base = stats["layers"]
-    assert (top["layer_id"], top["bytes"], top["leased_by_workspaces"], top["booked_by"]) == (done.layer_id, 5, 1, [])
+    assert (top["layer_id"], top["bytes"], top["leased_by_workspaces"], top["booked_by"]) == (
+        done.layer_id,
+        5,
+        1,
+        [],
+    )
     assert (base["bytes"], base["leased_by_workspaces"], base["booked_by"]) == (None, 1, [done.layer_id])
-    assert (stats["total_bytes"], stats["staging_entry_count"], stats["draft_count"], stats["pin_count"]) == (5, 0, 0, 0)
+    assert (stats["total_bytes"], stats["staging_entry_count"], stats["draft_count"], stats["pin_count"]) == (
+        5,
+        0,
+        0,
+        0,
+    )
     with stack.store.lease() as snapshot:
         assert snapshot.version == 2 and stack.store.layer_stats()["active_lease_count"] == 3
     for session in (b, c):
@@ -453,4 +536,8 @@ def test_what_a_discard_throws_away_is_said_in_bytes(stack: Stack) -> None:
     put(a.at("f"), "123")
     a.umount()
     assert a.upper.size_bytes() == a.upper.discard() == 8
-    assert os.listdir(f"{stack.root}/sessions") == [] and stack.store.drafts() == [] and stack.store.head.version == 1
+    assert (
+        os.listdir(f"{stack.root}/sessions") == []
+        and stack.store.drafts() == []
+        and stack.store.head.version == 1
+    )

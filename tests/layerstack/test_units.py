@@ -1,4 +1,6 @@
-"""Units: what a program keeps in several files is one side's as a whole, or one conflict. With SQLite's own library and git."""
+"""Units: what a program keeps in several files is one side's as a whole, or one conflict. With SQLite's own
+library and git.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def with_database(stack: Stack) -> None:
     session.publish()
 
 
-MANY = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 5000) insert into t select i from n"
+MANY = (
+    "with recursive n(i) as (select 1 union all select i + 1 from n where i < 5000) insert into t select "
+    "i from n"
+)
 COUNT = "select count(*) from t"
 
 
@@ -115,7 +120,11 @@ def test_an_open_wal_is_carried_whole_where_the_other_side_wrote_elsewhere(stack
     a.publish()
     b.publish()
     c = stack.session()
-    assert sorted(name for name in os.listdir(c.view) if name != "x") == ["app.db", "app.db-shm", "app.db-wal"]
+    assert sorted(name for name in os.listdir(c.view) if name != "x") == [
+        "app.db",
+        "app.db-shm",
+        "app.db-wal",
+    ]
     assert ask(c.at("app.db"), "select n from t") == [(7,)]
 
 
@@ -128,10 +137,14 @@ def test_an_ignored_database_is_the_last_writers_as_a_whole_and_that_is_told(sta
     a.publish()
     told = b.upper.preview().notices
     done = b.publish()
-    assert done.notices == told and [(notice.kind, notice.path, notice.unit) for notice in told] == [("replaced", "app.db", "sqlite")]
+    assert done.notices == told and [(notice.kind, notice.path, notice.unit) for notice in told] == [
+        ("replaced", "app.db", "sqlite")
+    ]
     assert told[0].theirs is not None and told[0].theirs.owner == "s1"
     c = stack.session()
-    assert ask(c.at("app.db"), "select n from t") == [(7,)], "the whole of b's, though b's app.db is the base's"
+    assert ask(c.at("app.db"), "select n from t") == [(7,)], (
+        "the whole of b's, though b's app.db is the base's"
+    )
 
 
 @on_a_stack({"x": "x\n", ".gitignore": "app.db*\n"})
@@ -175,7 +188,9 @@ def test_a_database_changed_by_both_is_named_as_such_also_without_a_wal(stack: S
 
 
 @on_a_stack({"x": "x\n", "d/app.db-wal": b"left", "d/x": "x\n"})
-def test_a_database_that_came_beside_a_wal_whose_directory_the_other_side_removed_is_a_unit_too(stack: Stack) -> None:
+def test_a_database_that_came_beside_a_wal_whose_directory_the_other_side_removed_is_a_unit_too(
+    stack: Stack,
+) -> None:
     a, b = stack.session(), stack.session()
     put(a.at("d/app.db"), b"SQLite format 3\0page")
     shutil.rmtree(b.at("d"))
@@ -228,7 +243,11 @@ def test_a_leveldb_is_one_value_and_its_log_of_what_it_did_is_none_of_it(stack: 
     put(a.at("db/LOG"), "opened by a\n")
     a.publish()
     conflict = the_conflict(b)
-    assert (conflict.path, conflict.cls) == ("db", "unit") and conflict.unit is not None and conflict.unit.name == "leveldb"
+    assert (
+        (conflict.path, conflict.cls) == ("db", "unit")
+        and conflict.unit is not None
+        and conflict.unit.name == "leveldb"
+    )
     assert reader.publish().no_op, "a's database, with a's log"
     assert stack.shows()["db/LOG"] == "opened by a\n"
 
@@ -249,12 +268,19 @@ def test_units_of_the_configuration_are_kept_whole_too(stack: Stack) -> None:
     )
     c.publish()
     deep = NamedUnits("search", "**/index")
-    assert [deep.roots_of(path) for path in ("x/y/index/a", "index/a", "index", "indexes/a")] == [("x/y/index",), ("index",), (), ()]
+    assert [deep.roots_of(path) for path in ("x/y/index/a", "index/a", "index", "indexes/a")] == [
+        ("x/y/index",),
+        ("index",),
+        (),
+        (),
+    ]
 
 
 def git(where: str, *words: str) -> str:
     identity = ["-c", "user.name=A", "-c", "user.email=a@x", "-c", "gc.auto=0", "-c", "safe.directory=*"]
-    done = subprocess.run(["git", "-C", where, *identity, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["git", "-C", where, *identity, *words], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, (words, done.stdout, done.stderr)
     return done.stdout
 
@@ -285,7 +311,9 @@ def whole(view: str) -> None:
 
 
 @on_a_stack({"f": "f\n", "g": "g\n"})
-def test_commits_of_two_sessions_are_one_conflict_and_what_it_advises_brings_both_together(stack: Stack) -> None:
+def test_commits_of_two_sessions_are_one_conflict_and_what_it_advises_brings_both_together(
+    stack: Stack,
+) -> None:
     first = with_repository(stack)
     a, b = stack.session(), stack.session()
     commit(a, "f", "A\n")
@@ -319,7 +347,11 @@ def test_worktrees_of_one_repository_are_published_side_by_side_and_beside_commi
         session.publish()
     view = session_view(stack)
     assert git(view, "fsck", "--full", "--strict") == ""
-    assert [git(view, "log", "-1", "--format=%s", branch).strip() for branch in ("w1", "w2", "main")] == ["by 1", "by 2", "write g"]
+    assert [git(view, "log", "-1", "--format=%s", branch).strip() for branch in ("w1", "w2", "main")] == [
+        "by 1",
+        "by 2",
+        "write g",
+    ]
 
 
 @on_a_stack({"f": "f\n"})
@@ -369,7 +401,13 @@ def test_a_repository_that_is_ignored_is_no_last_writers(stack: Stack) -> None:
     assert b.rejected() == {".git": "unit"}
 
 
-LEVELDB: Base = {"db/CURRENT": "MANIFEST-000001\n", "db/MANIFEST-000001": "m\n", "db/LOCK": "", "db/LOG": "log\n", "db/000003.log": "3\n"}
+LEVELDB: Base = {
+    "db/CURRENT": "MANIFEST-000001\n",
+    "db/MANIFEST-000001": "m\n",
+    "db/LOCK": "",
+    "db/LOG": "log\n",
+    "db/000003.log": "3\n",
+}
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
@@ -392,7 +430,13 @@ def test_a_directory_in_the_place_of_a_helper_is_not_lost_with_the_helper(whose:
 def test_an_ignored_unit_whose_directory_the_head_removed_comes_back_whole(above: str) -> None:
     place = "db" if above == "db" else "cache/deep/db"
 
-    @on_a_stack({".gitignore": f"{above}/\n", **{path.replace("db", place, 1): text for path, text in LEVELDB.items()}}, forms=("trusted",))
+    @on_a_stack(
+        {
+            ".gitignore": f"{above}/\n",
+            **{path.replace("db", place, 1): text for path, text in LEVELDB.items()},
+        },
+        forms=("trusted",),
+    )
     def body(stack: Stack) -> None:
         a, b = stack.session(), stack.session()
         shutil.rmtree(a.at(above))
@@ -402,14 +446,24 @@ def test_an_ignored_unit_whose_directory_the_head_removed_comes_back_whole(above
         assert [(notice.kind, notice.path) for notice in b.publish().notices] == [("replaced", place)]
         assert [(notice.kind, notice.path) for notice in told.notices] == [("replaced", place)]
         shown = stack.shows()
-        assert {path.rpartition("/")[2] for path in shown if path.startswith(place + "/")} == {path[3:] for path in LEVELDB}
-        assert shown[f"{place}/000003.log"] == "3 and more\n" and shown[f"{place}/CURRENT"] == "MANIFEST-000001\n"
+        assert {path.rpartition("/")[2] for path in shown if path.startswith(place + "/")} == {
+            path[3:] for path in LEVELDB
+        }
+        assert (
+            shown[f"{place}/000003.log"] == "3 and more\n"
+            and shown[f"{place}/CURRENT"] == "MANIFEST-000001\n"
+        )
 
     body("trusted")
 
 
 @on_a_stack(
-    {"r/.git/HEAD": "ref: refs/heads/main\n", "r/.git/objects": None, "r/.git/refs/heads/main": "0" * 40 + "\n"}, forms=("trusted",)
+    {
+        "r/.git/HEAD": "ref: refs/heads/main\n",
+        "r/.git/objects": None,
+        "r/.git/refs/heads/main": "0" * 40 + "\n",
+    },
+    forms=("trusted",),
 )
 def test_a_repository_that_the_head_renamed_and_ours_added_to_is_one_conflict(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
@@ -420,13 +474,24 @@ def test_a_repository_that_the_head_renamed_and_ours_added_to_is_one_conflict(st
     assert b.rejected() == {"r/.git": "unit"}
 
 
-BARE: Base = {"HEAD": "ref: refs/heads/main\n", "objects": None, "refs/heads/main": "0" * 40 + "\n", "config": "[core]\n\tbare = true\n"}
+BARE: Base = {
+    "HEAD": "ref: refs/heads/main\n",
+    "objects": None,
+    "refs/heads/main": "0" * 40 + "\n",
+    "config": "[core]\n\tbare = true\n",
+}
 
 
-@pytest.mark.parametrize("place", ["objects/r", "refs/r", "data/objects/refs/objects/r.git", ".git/modules/lib/objects"])
+@pytest.mark.parametrize(
+    "place", ["objects/r", "refs/r", "data/objects/refs/objects/r.git", ".git/modules/lib/objects"]
+)
 @pytest.mark.parametrize("theirs", ["refs/heads/main", "logs/HEAD", "worktrees/w/HEAD"])
-def test_a_repository_below_a_directory_that_is_called_objects_or_refs_is_a_unit(place: str, theirs: str) -> None:
-    """Its root was looked for above the outermost `objects` or `refs`: two sides moved its branches and took each other's objects away."""
+def test_a_repository_below_a_directory_that_is_called_objects_or_refs_is_a_unit(
+    place: str, theirs: str
+) -> None:
+    """Its root was looked for above the outermost `objects` or `refs`: two sides moved its branches and took
+    each other's objects away.
+    """
 
     @on_a_stack({f"{place}/{path}": text for path, text in BARE.items()}, forms=("trusted",))
     def body(stack: Stack) -> None:
@@ -441,7 +506,12 @@ def test_a_repository_below_a_directory_that_is_called_objects_or_refs_is_a_unit
 
 
 @on_a_stack(
-    {"data/HEAD": "the head of our family\n", "data/objects/a": "a\nb\nc\nd\n", "data/refs/b": "b\n", "data/index": "a\n"},
+    {
+        "data/HEAD": "the head of our family\n",
+        "data/objects/a": "a\nb\nc\nd\n",
+        "data/refs/b": "b\n",
+        "data/index": "a\n",
+    },
     forms=("trusted",),
 )
 def test_directories_that_are_called_as_in_a_repository_are_none(stack: Stack) -> None:
@@ -456,7 +526,9 @@ def test_directories_that_are_called_as_in_a_repository_are_none(stack: Stack) -
 
 
 def test_a_unit_of_the_configuration_costs_a_path_no_more_than_its_matching_directories() -> None:
-    """Each of the directories above each path was compared with `root` again, and with each member below it: minutes for 500 files 600 deep."""
+    """Each of the directories above each path was compared with `root` again, and with each member below it:
+    minutes for 500 files 600 deep.
+    """
     compared = [0]
 
     class Counting(NamedUnits):
@@ -473,7 +545,12 @@ def test_a_unit_of_the_configuration_costs_a_path_no_more_than_its_matching_dire
 
 def test_the_matching_directories_of_a_path_are_those_of_a_unit_that_saw_no_other_path() -> None:
     names = ("a", "ab", "b")
-    folders = ["", *names, *(f"{x}/{y}" for x in names for y in names), *(f"{x}/{y}/{z}" for x in names for y in names for z in names)]
+    folders = [
+        "",
+        *names,
+        *(f"{x}/{y}" for x in names for y in names),
+        *(f"{x}/{y}/{z}" for x in names for y in names for z in names),
+    ]
     dice = random.Random(7)
     for root in ("**", ".", "a*", "**/a", "a/**", "a/*/b"):
         unit = NamedUnits("u", root, ["f"])
@@ -483,7 +560,9 @@ def test_the_matching_directories_of_a_path_are_those_of_a_unit_that_saw_no_othe
 
 
 def test_the_members_of_many_units_are_told_without_asking_each_of_them() -> None:
-    """Each conflict asked each torn unit: a preview of 600 databases that both sides changed asked 720,000 times, one of 3,000 took minutes."""
+    """Each conflict asked each torn unit: a preview of 600 databases that both sides changed asked 720,000
+    times, one of 3,000 took minutes.
+    """
     asked = [0]
 
     class Counting(NamedUnits):
@@ -492,7 +571,9 @@ def test_the_members_of_many_units_are_told_without_asking_each_of_them() -> Non
             return super().holds(root, path)
 
     kinds = {kind.name: kind for kind in BUILT_IN}
-    units = [Unit(SQLITE, f"d/{n}.db") for n in range(50)] + [Unit(Counting("u", "*", ["x*"]), f"u{n}") for n in range(50)]
+    units = [Unit(SQLITE, f"d/{n}.db") for n in range(50)] + [
+        Unit(Counting("u", "*", ["x*"]), f"u{n}") for n in range(50)
+    ]
     units += [Unit(kinds["git"], "r/.git"), Unit(kinds["lmdb"], "m"), Unit(kinds["leveldb"], "l")]
     paths = [
         "d/7.db",

@@ -17,8 +17,12 @@ TEXT = "".join(f"line {n}\n" for n in range(20))
 
 
 @on_a_stack({"f": TEXT})
-def test_a_write_whose_file_another_session_publishes_meanwhile_is_done_again_on_the_new_text(stack: Stack) -> None:
-    """The two changes would merge by lines; but a write promises that nothing comes between its reading and its publication."""
+def test_a_write_whose_file_another_session_publishes_meanwhile_is_done_again_on_the_new_text(
+    stack: Stack,
+) -> None:
+    """The two changes would merge by lines; but a write promises that nothing comes between its reading and
+    its publication.
+    """
     a = stack.session()
     put(a.at("f"), TEXT.replace("line 3\n", "line three\n"))
     a.umount()
@@ -28,7 +32,11 @@ def test_a_write_whose_file_another_session_publishes_meanwhile_is_done_again_on
         seen.append(old)
         if len(seen) == 1:
             a.publish()
-        return b"%d lines\n" % (old or b"").count(b"\n") if len(seen) > 2 else (old or b"").replace(b"line 15\n", b"")
+        return (
+            b"%d lines\n" % (old or b"").count(b"\n")
+            if len(seen) > 2
+            else (old or b"").replace(b"line 15\n", b"")
+        )
 
     done = stack.store.update_file("f", change, owner="o", request_id="r")
     assert seen[1] == TEXT.replace("line 3\n", "line three\n").encode() and len(seen) == 2
@@ -95,6 +103,9 @@ def test_what_is_published_already_is_synced_before_anybody_is_told_so(stack: St
     fsync.fsync_dir = synced.append  # type: ignore[assignment]
     try:
         assert a.publish().no_op and synced == [stack.root]
-        assert stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r").no_op and len(synced) == 1
+        assert (
+            stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r").no_op
+            and len(synced) == 1
+        )
     finally:
         fsync.fsync_dir = real

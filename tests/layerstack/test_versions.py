@@ -1,4 +1,6 @@
-"""The files of openable versions: they grow with the layers, and a store whose files name every layer is read as it is."""
+"""The files of openable versions: they grow with the layers, and a store whose files name every layer is read
+as it is.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_the_files_of_versions_grow_with_the_layers_and_not_with_their_square(st
 
 
 def as_of_before(stack: Stack) -> dict[int, Manifest]:
-    """Close the store and let each version's file name all layers, as stores of before do; manifest.json is one of those files."""
+    """Close the store and let each version's file name all layers, as stores of before do; manifest.json is
+    one of those files.
+    """
     root, kept = stack.root, dict[int, Manifest]()
     for version, *_ in history.versions(stack.store)[0]:
         kept[version] = stack.store.manifest(version)
@@ -80,7 +84,9 @@ def test_a_store_of_before_is_opened_read_squashed_and_written_to(stack: Stack) 
     assert left == [8, 7, 4, 3, 2, 1], "a pin and a draft keep apart what is below 5"
     assert all(stack.shows(version) == trees[version] for version in (1, 2, 3, 4))
     stack.reopen()
-    assert all(stack.shows(version) == trees[version] for version in (1, 2, 3, 4)) and stack.store.damaged == {}
+    assert (
+        all(stack.shows(version) == trees[version] for version in (1, 2, 3, 4)) and stack.store.damaged == {}
+    )
     stack.store.close()
     assert list(check(stack.root)) == []
     with fsck.offline(stack.root) as looking:
@@ -138,9 +144,13 @@ def test_versions_whose_bytes_a_power_cut_took_are_read_from_the_head_and_writte
         assert list(check(stack.root)) == []
         with fsck.offline(stack.root) as looking:
             assert list(looking) == []
-            assert {f"manifests/{version}.json" for version in numbers} <= {note.file for note in looking.notes if note.kind == "left_over"}
+            assert {f"manifests/{version}.json" for version in numbers} <= {
+                note.file for note in looking.notes if note.kind == "left_over"
+            }
         stack.store = Store.open(stack.root)
-        assert stack.store.damaged == {} and list(stack.store.pinned()) == [5] and stack.store.drafts() == [kept]
+        assert (
+            stack.store.damaged == {} and list(stack.store.pinned()) == [5] and stack.store.drafts() == [kept]
+        )
         assert {version: stack.shows(version) for version in numbers} == trees
         assert {version: get(f"{stack.root}/manifests/{version}.json") for version in numbers} == right
         stack.store.close()

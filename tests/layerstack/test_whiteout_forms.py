@@ -1,4 +1,6 @@
-"""Whiteouts that are no devices: what the kernel shows of an upperdir that has them is what is published, in plain form."""
+"""Whiteouts that are no devices: what the kernel shows of an upperdir that has them is what is published, in
+plain form.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ BASE: dict[str, str | bytes | None] = {
 
 
 def seen(view: str) -> dict[str, str]:
-    """{path: text, or its kind} of everything that can be opened: a name that is listed and cannot is a ghost of the kernel's."""
+    """{path: text, or its kind} of everything that can be opened: a name that is listed and cannot is a ghost
+    of the kernel's.
+    """
     found: dict[str, str] = {}
     for folder, folders, files in os.walk(view):
         for name in (*folders, *files):
@@ -73,7 +77,12 @@ def test_what_the_kernel_shows_of_whiteouts_that_are_plain_files_is_what_is_publ
     a = laid(stack)
     view = seen(a.view)
     assert "d/a" not in view and "f" not in view and "e/deep/h" not in view and "d/nothing" not in view
-    assert view["d/full"] == "not empty, so a file\n" and view["d/mine"] == "" and view["d/b"] == "b\n" and view["e/deep"] == "/"
+    assert (
+        view["d/full"] == "not empty, so a file\n"
+        and view["d/mine"] == ""
+        and view["d/b"] == "b\n"
+        and view["e/deep"] == "/"
+    )
     assert os.getxattr(a.at("d/mine"), stack.form.whiteout) == b"user's own"
     a.umount()
     foreseen = a.upper.preview()
@@ -95,7 +104,9 @@ def test_what_the_kernel_shows_of_whiteouts_that_are_plain_files_is_what_is_publ
 
 
 @on_a_stack({**BASE})
-def test_a_draft_of_whiteouts_that_are_plain_files_shows_the_same_when_it_is_opened_again(stack: Stack) -> None:
+def test_a_draft_of_whiteouts_that_are_plain_files_shows_the_same_when_it_is_opened_again(
+    stack: Stack,
+) -> None:
     a = laid(stack)
     view = seen(a.view)
     draft = a.keep()

@@ -1,4 +1,6 @@
-"""The forms that only large trees take, for trees of any size: packed indexes, rows in files without a name, listings of bytes, lines of owners."""
+"""The forms that only large trees take, for trees of any size: packed indexes, rows in files without a name,
+listings of bytes, lines of owners.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ T = TypeVar("T")
 
 
 def as_if_large(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The call, in a process that takes what has more than two entries for large from now on: a child of the test."""
+    """The call, in a process that takes what has more than two entries for large from now on: a child of the
+    test.
+    """
     packed_index.SMALL = index_file.SMALL = blame_file.SMALL = 2
     disk.LARGE = memory.LARGE = 2
     squash.LINKED_MAX = 1

@@ -1,4 +1,6 @@
-"""`python -m tests.mutants [NAME...]`: apply each mutant to a copy of the packages and run the tests that should notice it."""
+"""`python -m tests.mutants [NAME...]`: apply each mutant to a copy of the packages and run the tests that
+should notice it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def main(names: list[str]) -> int:
     unknown = set(names) - {mutant.name for mutant in MUTANTS}
     if unknown:
         print(
-            f"no mutant is called {', '.join(sorted(unknown))}; there are {', '.join(mutant.name for mutant in MUTANTS)}", file=sys.stderr
+            f"no mutant is called {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(mutant.name for mutant in MUTANTS)}",
+            file=sys.stderr,
         )
         return 2
     worst = 0
@@ -31,7 +35,9 @@ def main(names: list[str]) -> int:
                 worst = 2
                 continue
             print(
-                f"{mutant.name:4} {'noticed' if outcome.noticed else 'SURVIVED'} after {outcome.seconds:.1f} s: {mutant.what}", flush=True
+                f"{mutant.name:4} {'noticed' if outcome.noticed else 'SURVIVED'} after "
+                f"{outcome.seconds:.1f} s: {mutant.what}",
+                flush=True,
             )
             worst = max(worst, int(not outcome.noticed))
     return worst

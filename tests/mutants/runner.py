@@ -1,6 +1,8 @@
-"""Run the tests that should notice a mutant, against a copy of the packages that has it. The checkout itself is never changed.
+"""Run the tests that should notice a mutant, against a copy of the packages that has it. The checkout itself
+is never changed.
 
-The tests of a mutant pass on the copy as it is, or nothing is shown; then they must fail on the copy with the one change.
+The tests of a mutant pass on the copy as it is, or nothing is shown; then they must fail on the copy with the
+one change.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ from typing import NamedTuple
 from tests.mutants.table import Mutant
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-COPIED = ("layerstack", "agent_image", "eos_mcp", "tests", "config", "docs", "bin", "pyproject.toml", "README.md")
+COPIED = (
+    "layerstack",
+    "agent_image",
+    "eos_mcp",
+    "tests",
+    "config",
+    "docs",
+    "bin",
+    "pyproject.toml",
+    "README.md",
+)
 TIMEOUT_S = 1800
 PASSED, FAILED = 0, 1
 """Exit codes of pytest: all passed, some failed. Any other is no verdict."""
@@ -55,7 +67,9 @@ class Copy:
                 shutil.copy2(source, target)
 
     def pytest(self, tests: Iterable[str], *, soak: bool = False) -> tuple[int, str]:
-        """(exit code, what was printed) of the tests in the copy, with no compiled byte code of another state."""
+        """(exit code, what was printed) of the tests in the copy, with no compiled byte code of another
+        state.
+        """
         scratch = tempfile.mkdtemp(prefix="t", dir=self.folder)
         os.chmod(scratch, 0o1777)  # some of the tests become an ordinary user
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EOS_"))}
@@ -64,10 +78,26 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",
             "EOS_TEST_DIR": scratch,
         }
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={TIMEOUT_S}", "-o", "faulthandler_timeout=0"]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            f"--timeout={TIMEOUT_S}",
+            "-o",
+            "faulthandler_timeout=0",
+        ]
         argv = [sys.executable, "-m", "pytest", *options, *(["--soak"] if soak else []), *tests]
         running = subprocess.Popen(
-            argv, cwd=self.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            argv,
+            cwd=self.root,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             printed, _ = running.communicate(timeout=TIMEOUT_S)

@@ -5,21 +5,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 STORM = "tests/layerstack/test_meetings.py::test_thousands_of_meetings_show_what_the_model_shows[trusted-0]"
-MEETINGS = "tests/layerstack/test_meetings.py::test_sessions_that_meet_everywhere_show_what_the_model_shows[trusted]"
+MEETINGS = (
+    "tests/layerstack/test_meetings.py::test_sessions_that_meet_everywhere_show_what_the_model_shows[trusted]"
+)
 
 
 class Mutant(NamedTuple):
     """One fault. `old` stands in `file` exactly once."""
 
     name: str
-    """`s` and the number of the survivor that it was among the first forty; `e` and a number for those of later changes."""
+    """`s` and the number of the survivor that it was among the first forty; `e` and a number for those of
+    later changes.
+    """
     file: str
     old: str
     new: str
     what: str
     """What is wrong then, for the table in docs/testing.md."""
     noticed_by: tuple[str, ...] = (MEETINGS,)
-    """Tests as pytest names them: properties and random histories, none of which was written for this one fault."""
+    """Tests as pytest names them: properties and random histories, none of which was written for this one
+    fault.
+    """
     soak: bool = False
     """Do these run in `make soak` only?"""
 
@@ -42,7 +48,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "s5",
         "layerstack/publish/resolve.py",
         "                if not trees.unmoved(q, b, h):\n                    if ignored:",
-        "                if h.kind != DIRECTORY and not trees.unmoved(q, b, h):\n                    if ignored:",
+        "                if h.kind != DIRECTORY and not trees.unmoved(q, b, h):\n                    if "
+        "ignored:",
         "attributes that the head gave a directory are lost if ours recreated its parent",
         (STORM,),
         soak=True,
@@ -136,7 +143,9 @@ MUTANTS: tuple[Mutant, ...] = (
         'fsync.fsync_dir(f"{stack.root}/drafts")',
         "pass",
         "the name of a draft is not synced",
-        ("tests/layerstack/test_durable_names.py::test_each_new_name_is_synced_before_what_rests_on_it_is_acknowledged",),
+        (
+            "tests/layerstack/test_durable_names.py::test_each_new_name_is_synced_before_what_rests_on_it_is_acknowledged",
+        ),
     ),
     Mutant(
         "e1",
@@ -239,7 +248,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e12",
         "layerstack/publish/resolve.py",
-        "            if h.kind != DIRECTORY and self.derived(path, b, h):\n                return self.give_way(path, h, Above.NOTHING)\n",
+        "            if h.kind != DIRECTORY and self.derived(path, b, h):\n                return "
+        "self.give_way(path, h, Above.NOTHING)\n",
         "",
         "byte code that ours deleted and the head wrote is gone",
         (STORM,),
@@ -356,7 +366,10 @@ MUTANTS: tuple[Mutant, ...] = (
 def page() -> str:
     """The rows of the table in docs/testing.md."""
     rows = [
-        f"| {m.name} | `{m.file}` | {m.what} | {'soak' if m.soak else 'gate'}: {', '.join(_short(test) for test in m.noticed_by)} |\n"
+        (
+            f"| {m.name} | `{m.file}` | {m.what} | {'soak' if m.soak else 'gate'}: "
+            f"{', '.join(_short(test) for test in m.noticed_by)} |\n"
+        )
         for m in MUTANTS
     ]
     return "".join(["| mutant | file | what it breaks | noticed by |\n", "|---|---|---|---|\n", *rows])

@@ -1,4 +1,6 @@
-"""The table of mutants stays true: each still has its place in the sources, and a run notices what is wrong and nothing else."""
+"""The table of mutants stays true: each still has its place in the sources, and a run notices what is wrong
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ def test_no_two_mutants_have_one_name_and_all_are_in_the_documentation() -> None
 def test_a_run_tells_a_mutant_that_is_noticed_from_one_that_changes_nothing() -> None:
     """With the tests of whiteouts, which take a moment."""
     wrong = Mutant(
-        "w", "layerstack/kernel/whiteout.py", 'return get_mark(path, form.opaque) == b"x"', "return False", "none is found", (CHEAP,)
+        "w",
+        "layerstack/kernel/whiteout.py",
+        'return get_mark(path, form.opaque) == b"x"',
+        "return False",
+        "none is found",
+        (CHEAP,),
     )
     equal = Mutant(
         "e",
@@ -48,7 +55,9 @@ def test_a_run_tells_a_mutant_that_is_noticed_from_one_that_changes_nothing() ->
         "",
         (CHEAP,),
     )
-    broken = Mutant("b", "layerstack/kernel/whiteout.py", "import errno", "import no_such_module", "", (CHEAP,))
+    broken = Mutant(
+        "b", "layerstack/kernel/whiteout.py", "import errno", "import no_such_module", "", (CHEAP,)
+    )
     with copied() as copy:
         assert [copy.run(mutant).noticed for mutant in (wrong, equal)] == [True, False]
         with pytest.raises(NoVerdict):

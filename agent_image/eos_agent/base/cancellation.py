@@ -8,7 +8,13 @@ from collections import OrderedDict
 from collections.abc import Generator
 from typing import Any
 
-from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError, check_request_id
+from eos_agent.wire.protocol import (
+    INVALID_REQUEST,
+    NOT_FOUND,
+    OPERATION_FAILED,
+    OperationError,
+    check_request_id,
+)
 
 KEPT = 256
 
@@ -46,7 +52,10 @@ class Cancellations:
         """
         if request_id in self._cancelled:
             raise OperationError(
-                OPERATION_FAILED, "the request was cancelled before its command ran", {"request_id": request_id}, reason="cancelled"
+                OPERATION_FAILED,
+                "the request was cancelled before its command ran",
+                {"request_id": request_id},
+                reason="cancelled",
             )
 
     async def take(self, args: dict[str, Any]) -> tuple[str, bool]:
@@ -58,7 +67,12 @@ class Cancellations:
         request_id = args.get("request_id")
         if not isinstance(request_id, str) or not request_id:
             details = {"argument": "request_id"}
-            raise OperationError(INVALID_REQUEST, "request_id of cancel_request must be a non-empty string", details, reason="wrong_type")
+            raise OperationError(
+                INVALID_REQUEST,
+                "request_id of cancel_request must be a non-empty string",
+                details,
+                reason="wrong_type",
+            )
         check_request_id(request_id)
         started = self._starting.get(request_id)
         if started is not None:

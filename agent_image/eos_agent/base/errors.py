@@ -9,11 +9,13 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationE
 from layerstack.errors import Busy, LayerStackError, PublishRejected, QuotaExceeded
 
 QUOTA_HINT = (
-    "make room: run squash_layerstacks, unpin versions, close sessions and discard drafts whose work is no longer needed; "
+    "make room: run squash_layerstacks, unpin versions, close sessions and discard drafts whose work is no "
+    "longer needed; "
     "then repeat it. A changed quota applies to new sandboxes only"
 )
 NEVER_HINT = (
-    "this work alone is larger than the quota: remove files that need not be published from the session, then "
+    "this work alone is larger than the quota: remove files that need not be published from the "
+    "session, then "
     "repeat it. A larger quota (runtime.layerstack.quota_bytes) applies to new sandboxes only"
 )
 HINTS = {
@@ -48,7 +50,11 @@ def operation_error(error: BaseException, request_id: str | None = None) -> Oper
     elif isinstance(error, OSError):
         found = os_error(error)
     else:
-        found = OperationError(INTERNAL_ERROR, "the agent failed on this request; its log has the details", reason="internal_error")
+        found = OperationError(
+            INTERNAL_ERROR,
+            "the agent failed on this request; its log has the details",
+            reason="internal_error",
+        )
     if request_id:
         found.details.setdefault("request_id", request_id)
     return found

@@ -27,7 +27,9 @@ def failure(event: str, error: BaseException, **fields: Any) -> None:
 def line(value: object) -> None:
     """Write a text as it is, any other value as JSON."""
     try:
-        sys.stderr.write((value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, default=str)) + "\n")
+        sys.stderr.write(
+            (value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, default=str)) + "\n"
+        )
         sys.stderr.flush()
     except (OSError, ValueError):
         pass

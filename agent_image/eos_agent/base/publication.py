@@ -18,7 +18,9 @@ INLINE_CONFLICTS = 100
 INLINE_BYTES = 64 * 1024
 
 
-def inline_conflicts(conflicts: Sequence[Conflict], start: int = 0) -> tuple[list[dict[str, Any]], int | None]:
+def inline_conflicts(
+    conflicts: Sequence[Conflict], start: int = 0
+) -> tuple[list[dict[str, Any]], int | None]:
     """The conflicts from `start` on that fit into one answer (100 and 64 KiB), and the start of the next page
     or None."""
     out: list[dict[str, Any]] = []
@@ -40,7 +42,9 @@ def rejection(conflicts: Sequence[Conflict], reason: str = "source_conflict") ->
     found: dict[str, Any] = {
         "path": first["path"] if first else None,
         "reason": reason,
-        "source_conflict": {"path": first["path"], "expected": first["base"], "actual": first["theirs"]} if first else None,
+        "source_conflict": {"path": first["path"], "expected": first["base"], "actual": first["theirs"]}
+        if first
+        else None,
         "protected_drop": None,
         "message": None,
         "conflict_count": len(conflicts),
@@ -61,7 +65,11 @@ def publish_json(published: Published) -> dict[str, Any]:
     manifest = published.manifest
     found: dict[str, Any] = {
         "no_op": published.no_op,
-        "revision": {"manifest_version": manifest.version, "root_hash": manifest.root_hash, "layer_count": len(manifest.layers)},
+        "revision": {
+            "manifest_version": manifest.version,
+            "root_hash": manifest.root_hash,
+            "layer_count": len(manifest.layers),
+        },
         "route_summary": {"source_count": published.source_count, "ignored_count": published.ignored_count},
     }
     return found | left_out(published)
@@ -89,6 +97,8 @@ def preview_json(preview: Preview, start: int = 0) -> dict[str, Any]:
         "conflict_count": len(preview.conflicts),
         "notices": [notice.to_json() for notice in preview.notices],
         "dropped": [path_json(path) for path in preview.dropped],
-        "refused": None if preview.refused is None else {"reason": preview.refused.reason, **preview.refused.details},
+        "refused": None
+        if preview.refused is None
+        else {"reason": preview.refused.reason, **preview.refused.details},
         "next": None if more is None else str(more),
     }

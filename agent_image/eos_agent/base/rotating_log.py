@@ -81,7 +81,9 @@ class Segments:
             if os.fstat(self._fd).st_nlink:
                 return
             self._close()
-        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(
+            self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         self._size = os.fstat(self._fd).st_size
         if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
             self._size += os.write(self._fd, b"\n")

@@ -68,7 +68,9 @@ class Settings(NamedTuple):
         """The directory of command output: below the configured scratch root if that was changed, else in the
         scratch directory."""
         moved = self.get("runtime.namespace_execution.scratch_root", "/eos/namespace_execution")
-        return str(moved) if moved != "/eos/namespace_execution" else os.path.join(self.scratch_root, "commands")
+        return (
+            str(moved) if moved != "/eos/namespace_execution" else os.path.join(self.scratch_root, "commands")
+        )
 
     def token(self) -> str:
         """The secret of TCP requests, read once at start.

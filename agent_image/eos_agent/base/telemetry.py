@@ -60,9 +60,24 @@ class Span:
     `status` may be set to override the outcome of the block; `attrs` may be added until the span ends.
     """
 
-    __slots__ = ("_base", "_begun", "_token", "at", "attrs", "dur_ms", "id", "name", "owner", "parent", "status", "trace")
+    __slots__ = (
+        "_base",
+        "_begun",
+        "_token",
+        "at",
+        "attrs",
+        "dur_ms",
+        "id",
+        "name",
+        "owner",
+        "parent",
+        "status",
+        "trace",
+    )
 
-    def __init__(self, owner: Telemetry, trace: str, parent: Span | None, name: str, attrs: dict[str, Plain]) -> None:
+    def __init__(
+        self, owner: Telemetry, trace: str, parent: Span | None, name: str, attrs: dict[str, Plain]
+    ) -> None:
         self.owner, self.trace, self.name, self.attrs = owner, trace, name, attrs
         self.id = f"{'np' if name.startswith('namespace.') else 'd'}-{next(owner.numbers)}"
         self.parent = None if parent is None else parent.id
@@ -78,7 +93,9 @@ class Span:
         self._token = _current.set(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Literal[False]:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
         if self._token is not None:
             _current.reset(self._token)
             self._token = None
@@ -93,13 +110,21 @@ class Span:
         if error is not None:
             self.attrs = {**self.attrs, **_told(error)}
         if not self.status:
-            self.status = COMPLETED if error is None else CANCELLED if isinstance(error, asyncio.CancelledError) else ERROR
+            self.status = (
+                COMPLETED
+                if error is None
+                else CANCELLED
+                if isinstance(error, asyncio.CancelledError)
+                else ERROR
+            )
         self.owner.keep(self)
 
     def line(self, attrs: str, more: str = "") -> str:
         parent = "" if self.parent is None else f',"parent":"{self.parent}"'
-        begin = f'{{"kind":"span","ts":{int(self.at * 1000 + self.dur_ms)},"trace":{_quoted(self.trace)},"span":"{self.id}"{parent}'
-        middle = f'"name":{_quoted(self.name)},"dur_ms":{self.dur_ms:.3f},"status":"{self.status}","attrs":{attrs}'
+        begin = f'{{"kind":"span","ts":{int(self.at * 1000 + self.dur_ms)},"trace":{_quoted(self.trace)},"span":"{self.id}"{parent}'  # noqa: E501
+        middle = (
+            f'"name":{_quoted(self.name)},"dur_ms":{self.dur_ms:.3f},"status":"{self.status}","attrs":{attrs}'
+        )
         return f'{begin},{middle},"at":{self.at * 1000:.3f}{more}}}\n'
 
 
@@ -115,7 +140,9 @@ class Nothing:
     def __enter__(self) -> Nothing:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Literal[False]:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
         return False
 
     def end(self, error: BaseException | None = None) -> None:
@@ -169,7 +196,9 @@ class within:
     def __enter__(self) -> None:
         self._token = _current.set(self._span)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _current.reset(self._token)
 
 
@@ -204,7 +233,9 @@ class Phases:
         if self._now is not None:
             self._now.attrs.update(attrs)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Literal[False]:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
         _phases.reset(self._token)
         if self._now is not None:
             self._now.end(error)

@@ -24,7 +24,9 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CL
 
 
 def not_found(path: str) -> OperationError:
-    return OperationError(NOT_FOUND, f"file not found: {shown(path)}", path_json(path), reason="file_not_found")
+    return OperationError(
+        NOT_FOUND, f"file not found: {shown(path)}", path_json(path), reason="file_not_found"
+    )
 
 
 def not_a_file(path: str, kind: str, at: str | None = None, target: str | None = None) -> OperationError:
@@ -38,12 +40,20 @@ def not_a_file(path: str, kind: str, at: str | None = None, target: str | None =
     if target is not None:
         details["target"] = shown(target)
         note += f" to {shown(target)}" if note else f" points to {shown(target)}"
-    return OperationError(INVALID_REQUEST, f"path is not a regular file ({kind}): {shown(path)}{note}", details, reason="not_a_file")
+    return OperationError(
+        INVALID_REQUEST,
+        f"path is not a regular file ({kind}): {shown(path)}{note}",
+        details,
+        reason="not_a_file",
+    )
 
 
 def not_a_directory(path: str, kind: str) -> OperationError:
     return OperationError(
-        INVALID_REQUEST, f"path is not a directory ({kind}): {shown(path)}", {**path_json(path), "kind": kind}, reason="not_a_directory"
+        INVALID_REQUEST,
+        f"path is not a directory ({kind}): {shown(path)}",
+        {**path_json(path), "kind": kind},
+        reason="not_a_directory",
     )
 
 
@@ -192,7 +202,11 @@ def directory(root_fd: int, path: str) -> Generator[int]:
 def described(path: str, found: os.stat_result, target: str | None) -> dict[str, Any]:
     """The result of file_stat for `path` itself; `target` of a symlink."""
     kind = KINDS[kind_of(found.st_mode)]
-    about: dict[str, Any] = {**path_json(path), "kind": kind, "size": found.st_size if kind == "file" else None}
+    about: dict[str, Any] = {
+        **path_json(path),
+        "kind": kind,
+        "size": found.st_size if kind == "file" else None,
+    }
     about["mode"] = f"{stat.S_IMODE(found.st_mode):04o}"
     about["uid"], about["gid"] = found.st_uid, found.st_gid
     about["mtime_unix_ms"] = found.st_mtime_ns // 1_000_000
@@ -206,25 +220,38 @@ def described(path: str, found: os.stat_result, target: str | None) -> dict[str,
 def not_empty(path: str) -> OperationError:
     hint = "recursive also deletes its content"
     return OperationError(
-        INVALID_REQUEST, f"directory is not empty: {shown(path)}", {**path_json(path), "hint": hint}, reason="directory_not_empty"
+        INVALID_REQUEST,
+        f"directory is not empty: {shown(path)}",
+        {**path_json(path), "hint": hint},
+        reason="directory_not_empty",
     )
 
 
 def in_the_way(path: str) -> OperationError:
     """The error for a move onto a directory that is not empty."""
-    return OperationError(INVALID_REQUEST, f"directory is not empty: {shown(path)}", path_json(path), reason="directory_not_empty")
+    return OperationError(
+        INVALID_REQUEST,
+        f"directory is not empty: {shown(path)}",
+        path_json(path),
+        reason="directory_not_empty",
+    )
 
 
 def already_exists(path: str) -> OperationError:
     hint = "overwrite replaces it; to move into a directory give the complete new path"
     return OperationError(
-        INVALID_REQUEST, f"path exists already: {shown(path)}", {**path_json(path), "hint": hint}, reason="already_exists"
+        INVALID_REQUEST,
+        f"path exists already: {shown(path)}",
+        {**path_json(path), "hint": hint},
+        reason="already_exists",
     )
 
 
 def inside_itself(source: str, target: str) -> OperationError:
     message = f"cannot move {shown(source)} to {shown(target)}: that is the same path, or inside of it"
-    return OperationError(INVALID_REQUEST, message, {"argument": "to", **path_json(target)}, reason="invalid_path")
+    return OperationError(
+        INVALID_REQUEST, message, {"argument": "to", **path_json(target)}, reason="invalid_path"
+    )
 
 
 def moved(source: str, target: str, kind: str) -> dict[str, Any]:

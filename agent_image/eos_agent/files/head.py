@@ -20,7 +20,15 @@ from eos_agent.files.dirfd import (
     not_empty,
     not_found,
 )
-from eos_agent.files.mounted import MAX_EDIT_BYTES, edit_result, list_after, list_entry, list_limit, list_page, read_content
+from eos_agent.files.mounted import (
+    MAX_EDIT_BYTES,
+    edit_result,
+    list_after,
+    list_entry,
+    list_limit,
+    list_page,
+    read_content,
+)
 from eos_agent.wire.encoding import UTF8, encoding_of
 from eos_agent.wire.protocol import OperationError
 from eos_agent.wire.workspace_path import resolve
@@ -39,7 +47,14 @@ KINDS = {"directory": "Directory", "symlink": "Symlink", "other": "Other"}
 
 
 def perform_on_head(
-    store: Store, name: str, root: str, args: Mapping[str, Any], data: bytes | None, *, request_id: str, agent: str | None
+    store: Store,
+    name: str,
+    root: str,
+    args: Mapping[str, Any],
+    data: bytes | None,
+    *,
+    request_id: str,
+    agent: str | None,
 ) -> dict[str, Any]:
     """Perform one file operation on the head: read | write | edit | list | stat | delete | move, like
     `perform_in_mount`.
@@ -84,7 +99,11 @@ def perform_on_head(
             raise _refused(snapshot, path, error) from None
     if name == "edit":
         return edit_result(path, len(edits), edited[0])
-    return {"type": "create" if before[0] is None else "update", **path_json(path), "bytes_written": len(data or b"")}
+    return {
+        "type": "create" if before[0] is None else "update",
+        **path_json(path),
+        "bytes_written": len(data or b""),
+    }
 
 
 def _exists(snapshot: Snapshot, path: str) -> bool:
@@ -149,7 +168,9 @@ def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
         limit, after = list_limit(args), list_after(args)
         found = [entry for entry in snapshot.list(path) if os.fsencode(os.path.basename(entry.path)) > after]
     entries = [list_entry(path, os.path.basename(e.path), e.kind, e.size) for e in found[:limit]]
-    return list_page(path, entries, os.fsencode(os.path.basename(found[limit - 1].path)) if len(found) > limit else None)
+    return list_page(
+        path, entries, os.fsencode(os.path.basename(found[limit - 1].path)) if len(found) > limit else None
+    )
 
 
 def _stat(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +202,10 @@ def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> d
         def there(path: str) -> bool:
             return _exists(snapshot, path)
 
-        source, target = resolve(args, root, there, argument="from"), resolve(args, root, there, argument="to")
+        source, target = (
+            resolve(args, root, there, argument="from"),
+            resolve(args, root, there, argument="to"),
+        )
     if target == source or target.startswith(source + "/"):
         raise inside_itself(source, target)
     try:
@@ -195,7 +219,9 @@ def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> d
     except NotADirectory:
         with store.reading() as snapshot:
             entry = snapshot.stat(target)
-            raise not_a_directory(target, KINDS.get(entry.kind, "File") if entry is not None else "File") from None
+            raise not_a_directory(
+                target, KINDS.get(entry.kind, "File") if entry is not None else "File"
+            ) from None
     except NotAFile as error:
         with store.reading() as snapshot:
             wrong = source if error.details.get("path") == source else target

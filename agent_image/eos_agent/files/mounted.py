@@ -18,7 +18,19 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from eos_agent.files import text
-from eos_agent.files.dirfd import DIR_FLAGS, FILE_FLAGS, directory, exists, give, kind_of, lstat, open_regular, opened, parent_of, regular
+from eos_agent.files.dirfd import (
+    DIR_FLAGS,
+    FILE_FLAGS,
+    directory,
+    exists,
+    give,
+    kind_of,
+    lstat,
+    open_regular,
+    opened,
+    parent_of,
+    regular,
+)
 from eos_agent.files.move import PASSING, delete, move, passing_place, stat_path
 from eos_agent.files.search import Tell, search
 from eos_agent.kernel.passwd import find_account
@@ -66,7 +78,10 @@ def perform_in_mount(
 
 def _read(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     path = resolve(args, root, lambda p: exists(root_fd, p))
-    with parent_of(root_fd, path) as (parent, name), open(open_regular(path, name, parent), "rb", buffering=0) as file:
+    with (
+        parent_of(root_fd, path) as (parent, name),
+        open(open_regular(path, name, parent), "rb", buffering=0) as file,
+    ):
         return {**path_json(path), **read_content(file, path, args)}
 
 
@@ -84,7 +99,11 @@ def _write(root_fd: int, root: str, args: Mapping[str, Any], content: bytes) -> 
     with parent_of(root_fd, path, make=True) as (parent, name):
         before = regular(path, name, parent)
         _replace(parent, name, content, before)
-    return {"type": "create" if before is None else "update", **path_json(path), "bytes_written": len(content)}
+    return {
+        "type": "create" if before is None else "update",
+        **path_json(path),
+        "bytes_written": len(content),
+    }
 
 
 def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +151,9 @@ def edit_result(path: str, count: int, edited: text.Edited) -> dict[str, Any]:
     }
 
 
-def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | None, *, unchanged: bool = False) -> bool:
+def _replace(
+    dir_fd: int, name: str, content: bytes, before: os.stat_result | None, *, unchanged: bool = False
+) -> bool:
     """Replace the content of `name` in one step: readers see the whole old file or the whole new one.
 
     With `unchanged` it does nothing and returns False if the file differs from `before`. rename(2) has no
@@ -150,7 +171,12 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
                 raise
             aside_fd = undo.enter_context(passing_place(dir_fd))
-            fd = os.open(PASSING, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=aside_fd)
+            fd = os.open(
+                PASSING,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+                dir_fd=aside_fd,
+            )
         undo.callback(os.close, fd)
         temporary = PASSING
         write_all(fd, content)
@@ -208,7 +234,9 @@ def list_after(args: Mapping[str, Any]) -> bytes:
         name = base64.b64decode((args.get("cursor") or "").encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         message = "cursor does not come from file_list"
-        raise OperationError(INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor") from None
+        raise OperationError(
+            INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor"
+        ) from None
     return name
 
 
@@ -223,7 +251,9 @@ def list_entry(directory: str, name: str, kind: str, size: int | None) -> dict[s
     entry: dict[str, Any] = {"name": shown(name), "kind": kind, "size": size if kind == "file" else None}
     raw = os.fsencode(name)
     if entry["name"].encode() != raw:
-        entry["path_b64"] = base64.b64encode(os.fsencode(directory + "/" if directory else "") + raw).decode("ascii")
+        entry["path_b64"] = base64.b64encode(os.fsencode(directory + "/" if directory else "") + raw).decode(
+            "ascii"
+        )
     return entry
 
 
@@ -239,7 +269,9 @@ def _list(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
             found = lstat(name, fd)
             if found is None:
                 continue
-            kind = {"Directory": "directory", "Symlink": "symlink", "File": "file"}.get(kind_of(found.st_mode), "other")
+            kind = {"Directory": "directory", "Symlink": "symlink", "File": "file"}.get(
+                kind_of(found.st_mode), "other"
+            )
             entries.append(list_entry(path, name, kind, found.st_size))
     return list_page(path, entries, names[limit - 1] if len(names) > limit else None)
 

@@ -54,7 +54,9 @@ def stat_path(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any
         found = lstat(name, parent)
         if found is None:
             raise not_found(path)
-        return described(path, found, os.readlink(name, dir_fd=parent) if stat.S_ISLNK(found.st_mode) else None)
+        return described(
+            path, found, os.readlink(name, dir_fd=parent) if stat.S_ISLNK(found.st_mode) else None
+        )
 
 
 def delete(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +108,10 @@ def remove_tree(name: str, dir_fd: int) -> None:
                     os.unlink(entry, dir_fd=fd)
                 except FileNotFoundError:
                     continue
-                except (IsADirectoryError, PermissionError):  # unlink(2) of a directory: EISDIR, elsewhere EPERM
+                except (
+                    IsADirectoryError,
+                    PermissionError,
+                ):  # unlink(2) of a directory: EISDIR, elsewhere EPERM
                     found = lstat(entry, fd)
                     if found is None:
                         continue
@@ -191,8 +196,12 @@ def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
                     raise
                 if not args.get("copy"):
                     message = f"{shown(source)} cannot be renamed here, only copied and deleted"
-                    raise OperationError(OPERATION_FAILED, message, path_json(source), reason=COPY_NEEDED) from None
-                _move_by_copy(from_fd, old, to_fd, new, overwrite=args["overwrite"], passing=args.get("passing", ""))
+                    raise OperationError(
+                        OPERATION_FAILED, message, path_json(source), reason=COPY_NEEDED
+                    ) from None
+                _move_by_copy(
+                    from_fd, old, to_fd, new, overwrite=args["overwrite"], passing=args.get("passing", "")
+                )
     return moved(source, target, KINDS[kind_of(found.st_mode)])
 
 
@@ -256,7 +265,10 @@ class _TreeCopy:
             os.link(self._first[inode], new, src_dir_fd=self._top_fd, dst_dir_fd=to_fd, follow_symlinks=False)
             return
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with opened(old, FILE_FLAGS, from_fd) as source, open(os.open(new, flags, 0o600, dir_fd=to_fd), "wb", 0) as target:
+        with (
+            opened(old, FILE_FLAGS, from_fd) as source,
+            open(os.open(new, flags, 0o600, dir_fd=to_fd), "wb", 0) as target,
+        ):
             while piece := os.read(source, COPY_BYTES):
                 target.write(piece)
             _carry(source, target.fileno(), found)

@@ -22,7 +22,16 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from eos_agent.files.dirfd import FILE_FLAGS, directory, exists, lstat, not_found, open_regular, opened, parent_of
+from eos_agent.files.dirfd import (
+    FILE_FLAGS,
+    directory,
+    exists,
+    lstat,
+    not_found,
+    open_regular,
+    opened,
+    parent_of,
+)
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.wire.workspace_path import resolve, shown
 from layerstack.model.conflict import path_json
@@ -79,7 +88,9 @@ def place_of(cursor: str) -> Place:
         return Place(os.fsdecode(path), int(offset), max(1, int(line)))
     except (binascii.Error, ValueError):
         message = "cursor does not come from file_search"
-        raise OperationError(INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor") from None
+        raise OperationError(
+            INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor"
+        ) from None
 
 
 Find = Callable[[str], "re.Match[str] | None"]
@@ -94,7 +105,9 @@ def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
     """
 
     def bad(why: str, **more: Any) -> NoReturn:
-        raise OperationError(INVALID_REQUEST, f"pattern {why}", {"argument": "pattern", **more}, reason="invalid_pattern")
+        raise OperationError(
+            INVALID_REQUEST, f"pattern {why}", {"argument": "pattern", **more}, reason="invalid_pattern"
+        )
 
     try:
         raw = pattern.encode()
@@ -106,14 +119,21 @@ def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
         bad(f"has {len(raw)} bytes, at most {PATTERN_BYTES} are accepted", maximum=PATTERN_BYTES)
     if not regex:
         if b"\n" in raw:
-            bad("has a line end: lines are searched one by one", hint="search for one of its lines, then use file_read at the match")
+            bad(
+                "has a line end: lines are searched one by one",
+                hint="search for one of its lines, then use file_read at the match",
+            )
         return raw
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return re.compile(pattern).search
     except re.error as error:
-        bad(f"is not a regular expression: {error}", position=error.pos, hint="regex false searches for the literal text")
+        bad(
+            f"is not a regular expression: {error}",
+            position=error.pos,
+            hint="regex false searches for the literal text",
+        )
     except (RecursionError, OverflowError):
         bad("is nested too deeply or repeats too often")
 
@@ -139,10 +159,24 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
         message = f"glob is not valid Unicode, too long, or has more than {GLOB_ALTERNATIVES} alternatives"
         raise OperationError(INVALID_REQUEST, message, {"argument": "glob"}, reason="invalid_pattern")
     lines = ["\\" + p if p.startswith(("#", "!")) else p for p in patterns]
-    nothing = next((p for p, line in zip(patterns, lines, strict=True) if p and gitignore.parse(os.fsencode(line)) is None), None)
+    nothing = next(
+        (
+            p
+            for p, line in zip(patterns, lines, strict=True)
+            if p and gitignore.parse(os.fsencode(line)) is None
+        ),
+        None,
+    )
     if nothing is not None:
-        message = f"glob {glob!r} can match no file: {nothing!r} is not a pattern (an unclosed bracket, or an empty name)"
-        details = {"argument": "glob", "value": glob, "hint": "a backslash makes the next character literal, as in \\["}
+        message = (
+            f"glob {glob!r} can match no file: {nothing!r} is not a pattern (an unclosed bracket, or "
+            f"an empty name)"
+        )
+        details = {
+            "argument": "glob",
+            "value": glob,
+            "hint": "a backslash makes the next character literal, as in \\[",
+        }
         raise OperationError(INVALID_REQUEST, message, details, reason="invalid_pattern")
     text = os.fsencode("\n".join(lines))
     rules = IgnoreRules(lambda path: text if path == ".gitignore" else None)
@@ -192,7 +226,9 @@ def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None =
     signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)  # repeated: a single signal may be lost
     try:
         named = bool(args.get("glob")) and not args["glob"].startswith("!")
-        for path, fd in _files(root_fd, top, start, chosen, ignored=args["include_ignored"], named=named, page=page):
+        for path, fd in _files(
+            root_fd, top, start, chosen, ignored=args["include_ignored"], named=named, page=page
+        ):
             try:
                 page.read(path, fd)
             except OSError as error:
@@ -344,7 +380,11 @@ class _Page:
         if len(text) > TEXT_CHARACTERS:
             begin = max(0, min(column - LEAD_CHARACTERS, len(text) - TEXT_CHARACTERS))
             rest = len(text) - begin - TEXT_CHARACTERS
-            text = ("…" if begin else "") + text[begin : begin + TEXT_CHARACTERS] + (f"… [{rest} more characters]" if rest else "")
+            text = (
+                ("…" if begin else "")
+                + text[begin : begin + TEXT_CHARACTERS]
+                + (f"… [{rest} more characters]" if rest else "")
+            )
             match["cut"] = True
         match["text"] = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         size = len(match["text"].encode()) + len(match["path"].encode()) + 48
@@ -367,9 +407,14 @@ class _Page:
             reason, message = "search_too_large", "the expression needs too much memory for one line"
         if self.at is None:
             return OperationError(OPERATION_FAILED, message, reason=reason)
-        hint = "use a simpler expression (no nested repeats), regex false, or a glob or path that leaves this file out"
+        hint = (
+            "use a simpler expression (no nested repeats), regex false, or a glob or path that leaves "
+            "this file out"
+        )
         details = {**path_json(self.at.path), "line": self.at.line, "hint": hint}
-        return OperationError(INVALID_REQUEST, f"{message}: {shown(self.at.path)}, line {self.at.line}", details, reason=reason)
+        return OperationError(
+            INVALID_REQUEST, f"{message}: {shown(self.at.path)}, line {self.at.line}", details, reason=reason
+        )
 
     def result(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -384,7 +429,14 @@ class _Page:
 
 
 def _files(
-    root_fd: int, top: str, start: Place | None, chosen: Callable[[str], bool], *, ignored: bool, named: bool, page: _Page
+    root_fd: int,
+    top: str,
+    start: Place | None,
+    chosen: Callable[[str], bool],
+    *,
+    ignored: bool,
+    named: bool,
+    page: _Page,
 ) -> Iterator[tuple[str, int]]:
     """Yield the regular files at or below `top` from `start` on, open, in byte order of names.
 
@@ -417,15 +469,25 @@ def _files(
                     if stat.S_ISDIR(found.st_mode):
                         if not below_ignored and rules.ignored(path, True):
                             continue
-                        page.pass_by(path if start is None or not start.path.startswith(path + "/") else start.path)
+                        page.pass_by(
+                            path if start is None or not start.path.startswith(path + "/") else start.path
+                        )
                         stack.append(
                             _Folder(
                                 path,
-                                os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd),
+                                os.open(
+                                    entry,
+                                    os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                                    dir_fd=folder.fd,
+                                ),
                                 _resume(path, start),
                             )
                         )
-                    elif stat.S_ISREG(found.st_mode) and chosen(path) and (all_files or not rules.ignored(path, False)):
+                    elif (
+                        stat.S_ISREG(found.st_mode)
+                        and chosen(path)
+                        and (all_files or not rules.ignored(path, False))
+                    ):
                         with opened(entry, FILE_FLAGS, folder.fd) as fd:
                             yield path, fd
                 except OSError as error:

@@ -25,9 +25,14 @@ _DECODERS = {encoding: codecs.getincrementaldecoder(encoding) for encoding in (U
 
 
 def not_utf8(path: str) -> OperationError:
-    hint = "encoding base64 reads and writes its bytes; encoding latin-1 reads and edits it bytewise, a character for each byte"
+    hint = (
+        "encoding base64 reads and writes its bytes; encoding latin-1 reads and edits it bytewise, a "
+        "character for each byte"
+    )
     details = {"path": shown(path), "hint": hint}
-    return OperationError(INVALID_REQUEST, f"file is not valid UTF-8: {shown(path)}", details, reason="not_utf8")
+    return OperationError(
+        INVALID_REQUEST, f"file is not valid UTF-8: {shown(path)}", details, reason="not_utf8"
+    )
 
 
 class Window(NamedTuple):
@@ -73,7 +78,12 @@ def read_window(
     """
     if limit > max_lines:
         details = {"argument": "limit", "value": limit, "maximum": max_lines}
-        raise OperationError(INVALID_REQUEST, f"limit of file_read must be at most {max_lines} lines", details, reason="out_of_bounds")
+        raise OperationError(
+            INVALID_REQUEST,
+            f"limit of file_read must be at most {max_lines} lines",
+            details,
+            reason="out_of_bounds",
+        )
     offset = max(1, offset)
     first, last = offset - 1, offset - 1 + limit  # the window in line numbers from 0, `last` excluded
     check = _DECODERS[encoding]()
@@ -136,8 +146,13 @@ def _too_large(path: str, max_bytes: int) -> OperationError:
 def _too_long(path: str, read_bytes: int) -> OperationError:
     return OperationError(
         INVALID_REQUEST,
-        f"file is too large to count its lines: {read_bytes} bytes of {shown(path)} were read within {SCAN_S:g} s",
-        {"path": shown(path), "read_bytes": read_bytes, "hint": "read a part of it with a command, such as tail -c or dd"},
+        f"file is too large to count its lines: {read_bytes} bytes of {shown(path)} were read within "
+        f"{SCAN_S:g} s",
+        {
+            "path": shown(path),
+            "read_bytes": read_bytes,
+            "hint": "read a part of it with a command, such as tail -c or dd",
+        },
         reason="file_too_large",
     )
 
@@ -230,12 +245,21 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, en
         details = {"path": name, "index": index}
         count = text.text.count(edit.old)
         if count == 0:
-            raise OperationError(INVALID_REQUEST, f"string to replace not found in {name}: {snippet}", details, reason="edit_not_found")
+            raise OperationError(
+                INVALID_REQUEST,
+                f"string to replace not found in {name}: {snippet}",
+                details,
+                reason="edit_not_found",
+            )
         if count > 1 and not edit.replace_all:
             raise OperationError(
                 INVALID_REQUEST,
                 f"found {count} matches for edit in {name} but replace_all is false: {snippet}",
-                {**details, "matches": count, "hint": "give more of the surrounding text, or set replace_all"},
+                {
+                    **details,
+                    "matches": count,
+                    "hint": "give more of the surrounding text, or set replace_all",
+                },
                 reason="edit_ambiguous",
             )
         text.replace(edit.old, edit.new)
@@ -244,7 +268,9 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, en
         replacements += count
     content = (bom + text.joined()).encode(encoding)
     if content == raw:
-        raise OperationError(INVALID_REQUEST, f"edit made no changes to {name}", {"path": name}, reason="edit_no_change")
+        raise OperationError(
+            INVALID_REQUEST, f"edit made no changes to {name}", {"path": name}, reason="edit_no_change"
+        )
     if len(content) > max_bytes:
         raise _edit_too_large(name, len(content), max_bytes)
     return Edited(content, replacements)
@@ -290,7 +316,9 @@ class _TextLines:
             else:
                 own, above = self.crlf[before : before + 1], self.crlf[max(0, before - 1) : before]
                 # no line is divided
-                between = prefix + suffix == len(old) and self.text[found + prefix - 1 : found + prefix] == "\n"
+                between = (
+                    prefix + suffix == len(old) and self.text[found + prefix - 1 : found + prefix] == "\n"
+                )
                 neighbour = replaced or (above or own if between else own or above)
                 ends += [neighbour[0] if neighbour else True] * added
             seen = before + gone
@@ -307,7 +335,10 @@ class _TextLines:
         if self.crlf is None:
             return self.text
         lines = self.text.split("\n")
-        return "".join(line + ("\r\n" if crlf else "\n") for line, crlf in zip(lines, self.crlf, strict=False)) + lines[-1]
+        return (
+            "".join(line + ("\r\n" if crlf else "\n") for line, crlf in zip(lines, self.crlf, strict=False))
+            + lines[-1]
+        )
 
 
 def _common(a: str, b: str) -> int:

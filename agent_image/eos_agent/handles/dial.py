@@ -30,7 +30,11 @@ async def server_of_the_sandbox(port: int, *, timeout_s: float) -> socket.socket
             sockets.append(
                 (
                     address,
-                    socket.socket(family_of(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP),
+                    socket.socket(
+                        family_of(address),
+                        socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
+                        socket.IPPROTO_TCP,
+                    ),
                 )
             )
         except OSError as error:
@@ -39,11 +43,14 @@ async def server_of_the_sandbox(port: int, *, timeout_s: float) -> socket.socket
     return await first_that_answers(sockets, port, timeout_s=timeout_s, where="the sandbox")
 
 
-async def first_that_answers(candidates: Sequence[tuple[str, socket.socket]], port: int, *, timeout_s: float, where: str) -> socket.socket:
+async def first_that_answers(
+    candidates: Sequence[tuple[str, socket.socket]], port: int, *, timeout_s: float, where: str
+) -> socket.socket:
     """Connect one of the sockets, each to its address, in this order; the others are closed.
 
     Raises:
-        OperationError: operation_failed; connect_failed when no address accepts, connect_timed_out after timeout_s for all together.
+        OperationError: operation_failed; connect_failed when no address accepts, connect_timed_out after
+            timeout_s for all together.
     """
     loop = asyncio.get_running_loop()
     code = 0
@@ -70,4 +77,9 @@ async def first_that_answers(candidates: Sequence[tuple[str, socket.socket]], po
             if sock is not found:
                 sock.close()
     message = f"no server answers on port {port} of {where}: {os.strerror(code)}"
-    raise OperationError(OPERATION_FAILED, message, {"port": port, "errno": errno.errorcode.get(code, "EIO")}, reason="connect_failed")
+    raise OperationError(
+        OPERATION_FAILED,
+        message,
+        {"port": port, "errno": errno.errorcode.get(code, "EIO")},
+        reason="connect_failed",
+    )

@@ -8,15 +8,30 @@ from collections.abc import Sequence
 from eos_agent.base.settings import Settings
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
-PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy")
+PROXIES = (
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "all_proxy",
+)
 ALLOWED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", *PROXIES)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-GIT_CONFIG = (("safe.directory", "*"), ("core.checkStat", "minimal"), ("gc.autoDetach", "false"), ("maintenance.autoDetach", "false"))
-"""Settings of git(1) for every command. safe.directory: the files of a base have another owner, which git refuses.
-core.checkStat: they have the mtimes and sizes of git's index but other inodes; without `minimal` git reads each file at
-every status, since it may not refresh the index (GIT_OPTIONAL_LOCKS). autoDetach: a gc in the background would be
-killed with the session of its command."""
+GIT_CONFIG = (
+    ("safe.directory", "*"),
+    ("core.checkStat", "minimal"),
+    ("gc.autoDetach", "false"),
+    ("maintenance.autoDetach", "false"),
+)
+"""Settings of git(1) for every command. safe.directory: the files of a base have another owner, which git
+refuses. core.checkStat: they have the mtimes and sizes of git's index but other inodes; without `minimal` git
+reads each file at every status, since it may not refresh the index (GIT_OPTIONAL_LOCKS). autoDetach: a gc in
+the background would be killed with the session of its command.
+"""
 _COUNT, _KEY, _VALUE = "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_"
 _COUNT_DIGITS = 4
 
@@ -24,8 +39,9 @@ _COUNT_DIGITS = 4
 def base_environment(settings: Settings) -> dict[str, str]:
     """Return the environment that every command of the sandbox starts with.
 
-    Docker: the image's variables and `container_env`. Local, or with `runtime.command.environment: allow_list`: of the image's (the
-    caller's) variables only the allow-list. PATH and HOME (root's) have defaults.
+    Docker: the image's variables and `container_env`. Local, or with `runtime.command.environment:
+    allow_list`: of the image's (the caller's) variables only the allow-list. PATH and HOME (root's) have
+    defaults.
     """
     image = dict(item.split("=", 1) for item in settings.image_env if "=" in item)
     if settings.local or settings.get("runtime.command.environment", "image") == "allow_list":
@@ -44,7 +60,9 @@ def base_environment(settings: Settings) -> dict[str, str]:
 
 
 def with_git_config(environment: dict[str, str]) -> dict[str, str]:
-    """Add GIT_CONFIG after the entries of GIT_CONFIG_COUNT. A configured key keeps its value; an invalid count is left for git to report."""
+    """Add GIT_CONFIG after the entries of GIT_CONFIG_COUNT. A configured key keeps its value; an invalid
+    count is left for git to report.
+    """
     text = environment.get(_COUNT) or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS):
         return environment
@@ -61,7 +79,9 @@ def with_git_config(environment: dict[str, str]) -> dict[str, str]:
 
 def _visible(path: str, hidden: Sequence[str]) -> str:
     def shows(entry: str) -> bool:
-        return os.path.isabs(entry) and not any(entry == folder or entry.startswith(folder.rstrip("/") + "/") for folder in hidden)
+        return os.path.isabs(entry) and not any(
+            entry == folder or entry.startswith(folder.rstrip("/") + "/") for folder in hidden
+        )
 
     return ":".join(entry for entry in path.split(":") if shows(entry)) or DEFAULT_PATH
 
@@ -77,7 +97,10 @@ def parse_env(items: Sequence[object]) -> dict[str, str]:
         name, equals, value = item.partition("=") if isinstance(item, str) else ("", "", "")
         if not name or not equals or "\0" in value or "\0" in name:
             raise OperationError(
-                INVALID_REQUEST, f'env[{index}] must be a string "NAME=value"', {"argument": f"env[{index}]"}, reason="invalid_env"
+                INVALID_REQUEST,
+                f'env[{index}] must be a string "NAME=value"',
+                {"argument": f"env[{index}]"},
+                reason="invalid_env",
             )
         found[name] = value
     return found

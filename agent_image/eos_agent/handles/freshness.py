@@ -1,4 +1,6 @@
-"""Refresh the views of local sessions before a command: drop what the overlays of machine_view.py have cached, at a bounded cost."""
+"""Refresh the views of local sessions before a command: drop what the overlays of machine_view.py have
+cached, at a bounded cost.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from eos_agent.kernel import machine_view
 PAUSE_S = 1.0
 """Seconds after a refresh within which no other one is made."""
 SHARE = 20
-"""The pause is also this many times the duration of the last refresh: after a walk of the whole machine it is long."""
+"""The pause is also this many times the duration of the last refresh: after a walk of the whole machine it is
+long.
+"""
 INLINE_S = 0.0005
 
 

@@ -1,4 +1,6 @@
-"""The agent's handle of a session's helper (init/helper.py): forked for a file operation, closed after an idle time."""
+"""The agent's handle of a session's helper (init/helper.py): forked for a file operation, closed after an
+idle time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ AskZygote = Callable[[dict[str, Any], list[int]], Awaitable[None]]
 class FileHelper:
     """One live helper. pending: the awaited replies by request number."""
 
-    def __init__(self, sock: socket.socket, on_reply: Callable[[frames.Frame], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, on_reply: Callable[[frames.Frame], None], on_end: Callable[[], None]
+    ) -> None:
         self.pending: dict[int, asyncio.Future[frames.Frame]] = {}
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.link = FrameSocket(sock, self._on_frame, self._ended)
@@ -74,7 +78,10 @@ class FileHelper:
         for reply in self.pending.values():
             if not reply.done():
                 error = OperationError(
-                    OPERATION_FAILED, "file operation: its process was killed", {"retryable": True}, reason="operation_killed"
+                    OPERATION_FAILED,
+                    "file operation: its process was killed",
+                    {"retryable": True},
+                    reason="operation_killed",
                 )
                 reply.set_exception(error)
         self._on_end()

@@ -24,12 +24,16 @@ def refusal(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Exception:
         return exec_failed(argv[0], FileNotFoundError(errno.ENOENT, "not found in PATH"))
     if word == "no_terminal":
         details = {"errno": errno.errorcode.get(code, "EIO")}
-        return OperationError(OPERATION_FAILED, f"cannot make a terminal: {error.strerror}", details, reason="no_terminal")
+        return OperationError(
+            OPERATION_FAILED, f"cannot make a terminal: {error.strerror}", details, reason="no_terminal"
+        )
     if word == "invalid_argument":
         return _invalid(request, argv)
     if word == "freeze_failed":
         moving = list(answer["processes"])
-        return OperationError(OPERATION_FAILED, f"cannot freeze: {moving}", {"processes": moving}, reason="freeze_failed")
+        return OperationError(
+            OPERATION_FAILED, f"cannot freeze: {moving}", {"processes": moving}, reason="freeze_failed"
+        )
     if word == "in_flight":
         return too_many_in_flight()
     if word in ("no_pipe", "no_socket", "no_namespace"):

@@ -23,11 +23,15 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationE
 from eos_agent.zygote.specs import SessionSpec
 
 FORCE_AFTER_S = 0.4
-"""Seconds after which the agent itself kills a tree that init has not killed yet, SIGTERM and its grace included."""
+"""Seconds after which the agent itself kills a tree that init has not killed yet, SIGTERM and its grace
+included.
+"""
 
 
 ANSWER_S = 60.0
-"""Default seconds after which an init that does not answer and is not frozen is killed: its callers would wait for ever."""
+"""Default seconds after which an init that does not answer and is not frozen is killed: its callers would
+wait for ever.
+"""
 
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -35,7 +39,9 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class Spawned(NamedTuple):
-    """A running command. pid: in the session's pid namespace. fds ("tty" | "stdin", "stdout", "stderr") are the caller's."""
+    """A running command. pid: in the session's pid namespace. fds ("tty" | "stdin", "stdout", "stderr") are
+    the caller's.
+    """
 
     pid: int
     fds: dict[str, int]
@@ -46,8 +52,8 @@ class InitHandle:
 
     native: init is the program of init.c, and a helper does the file operations. namespaces: its pid and mnt
     namespace, as /proc/PID/ns shows them. address: of an isolated session in its network; None for a shared
-    session and where there is only a loopback. stuck: init did not answer for `answer_s` and was killed for it.
-    alone: no other process lived in the session when the last command ended.
+    session and where there is only a loopback. stuck: init did not answer for `answer_s` and was killed for
+    it. alone: no other process lived in the session when the last command ended.
     """
 
     def __init__(
@@ -112,15 +118,15 @@ class InitHandle:
     ) -> Spawned:
         """Start a command as the leader of its own session and process group.
 
-        cwd is absolute or relative to the workspace. With tty a pseudo-terminal is its standard input, output and
-        error; without, pipes: one for both outputs unless `split`, and /dev/null as input unless `stdin`. The
-        descriptors returned are non-blocking.
+        cwd is absolute or relative to the workspace. With tty a pseudo-terminal is its standard input, output
+        and error; without, pipes: one for both outputs unless `split`, and /dev/null as input unless `stdin`.
+        The descriptors returned are non-blocking.
 
         `on_event` is called from the loop, possibly before this returns, with
         {"event": "leader_exit", "key", "status": a wait status},
-        {"event": "waiting_on", "key", "processes": [{"pid", "name"}]} (the leader is gone, these of its group live),
-        {"event": "group_gone", "key", "left_behind": [{"pid", "name"}]}, or
-        {"event": "ended", "key", "status"}: leader and group are gone and nothing is left behind.
+        {"event": "waiting_on", "key", "processes": [{"pid", "name"}]} (the leader is gone, these of its group
+        live), {"event": "group_gone", "key", "left_behind": [{"pid", "name"}]}, or {"event": "ended", "key",
+        "status"}: leader and group are gone and nothing is left behind.
 
         Raises:
             OperationError: operation_failed with reason cwd_not_found, exec_failed or session_lost.
@@ -151,8 +157,14 @@ class InitHandle:
             self._killable.pop(key, None)
             self._listeners.pop(key, None)
             most = self.group.limits()["pids_max"]
-            if most is not None and isinstance(error, OperationError) and error.details.get("errno") == "EAGAIN":
-                error.details["hint"] = f"the session has reached its limit of {most} processes; cancel or signal a command of it"
+            if (
+                most is not None
+                and isinstance(error, OperationError)
+                and error.details.get("errno") == "EAGAIN"
+            ):
+                error.details["hint"] = (
+                    f"the session has reached its limit of {most} processes; cancel or signal a command of it"
+                )
             raise
         if turn == self._environments:
             self._environment = env
@@ -175,7 +187,8 @@ class InitHandle:
         return bool((await self._call({"op": "signal", "key": key, "signum": signum})).message["sent"])
 
     async def kill_tree(self, key: str) -> None:
-        """Send SIGTERM, after 100 ms SIGKILL, to all that descends from a command, also outside its group. Returns when all are dead.
+        """Send SIGTERM, after 100 ms SIGKILL, to all that descends from a command, also outside its group.
+        Returns when all are dead.
 
         Init does it. When that takes too long, because the tree forks as fast as it is killed or takes init's
         processor, the whole session is frozen and the tree killed from here.
@@ -186,16 +199,20 @@ class InitHandle:
             while self.group.can_freeze and (mark or pid):
                 if (await asyncio.wait([kill], timeout=FORCE_AFTER_S))[0]:
                     break
-                with contextlib.suppress(OSError, OperationError):  # it has ended, or cannot be frozen: init goes on killing
+                with contextlib.suppress(
+                    OSError, OperationError
+                ):  # it has ended, or cannot be frozen: init goes on killing
                     await self.group.kill_command(mark, pid)
             await kill
         finally:
             kill.cancel()
 
     async def end(self, grace_s: float, *, thaw: bool = False) -> None:
-        """End the session: SIGTERM to all its processes, up to `grace_s` seconds for them to end, then `terminate`.
+        """End the session: SIGTERM to all its processes, up to `grace_s` seconds for them to end, then
+        `terminate`.
 
-        When no process is left, SIGTERM is skipped. thaw: the session is frozen; it is thawed only for the SIGTERM.
+        When no process is left, SIGTERM is skipped. thaw: the session is frozen; it is thawed only for the
+        SIGTERM.
         """
         try:
             if grace_s > 0 and (self._killable or not self.alone) and not self.gone.done():
@@ -208,12 +225,19 @@ class InitHandle:
             await self.terminate()
 
     async def file_op(
-        self, name: str, args: dict[str, Any], data: bytes | None = None, *, in_worker: bool = False, limit_s: float | None = None
+        self,
+        name: str,
+        args: dict[str, Any],
+        data: bytes | None = None,
+        *,
+        in_worker: bool = False,
+        limit_s: float | None = None,
     ) -> tuple[dict[str, Any], bytes | None]:
-        """Run eos_agent.files.mounted.perform_in_mount inside the mount. Its errors come back as OperationError.
+        """Run eos_agent.files.mounted.perform_in_mount inside the mount. Its errors come back as
+        OperationError.
 
-        in_worker: run it in a child of init, which goes on serving other requests; killed after `limit_s`. With a native
-        init a helper runs it instead of init; it is forked now when none lives.
+        in_worker: run it in a child of init, which goes on serving other requests; killed after `limit_s`.
+        With a native init a helper runs it instead of init; it is forked now when none lives.
         """
         message: dict[str, Any] = {"op": "file", "name": name, "args": args}
         if in_worker:
@@ -261,22 +285,35 @@ class InitHandle:
         return list((await self._call({"op": "processes"})).message["processes"])
 
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
-        """Connect to a server in the session's network, on its loopback or at its address. Returns a non-blocking socket's descriptor.
+        """Connect to a server in the session's network, on its loopback or at its address. Returns a
+        non-blocking socket's descriptor.
 
-        Init only creates the sockets: a socket belongs to the network namespace that it was created in. Connecting
-        them here keeps a slow server from blocking init.
+        Init only creates the sockets: a socket belongs to the network namespace that it was created in.
+        Connecting them here keeps a slow server from blocking init.
 
         Raises:
             OperationError: operation_failed, reason connect_failed, connect_timed_out, session_lost.
         """
         addresses = [dial.LOOPBACK, dial.LOOPBACK_6, *([self.address] if self.address else [])]
-        frame = await self._call({"op": "sockets", "families": [dial.family_of(address) for address in addresses]})
-        pairs = [(address, family) for address, family in zip(addresses, frame.message["families"], strict=True) if family >= 0]
-        sockets = [(address, socket.socket(fileno=fd)) for (address, _), fd in zip(pairs, frame.fds, strict=True)]
-        return (await dial.first_that_answers(sockets, port, timeout_s=timeout_s, where="the session")).detach()
+        frame = await self._call(
+            {"op": "sockets", "families": [dial.family_of(address) for address in addresses]}
+        )
+        pairs = [
+            (address, family)
+            for address, family in zip(addresses, frame.message["families"], strict=True)
+            if family >= 0
+        ]
+        sockets = [
+            (address, socket.socket(fileno=fd)) for (address, _), fd in zip(pairs, frame.fds, strict=True)
+        ]
+        return (
+            await dial.first_that_answers(sockets, port, timeout_s=timeout_s, where="the session")
+        ).detach()
 
     async def freeze(self) -> None:
-        """Freeze every process of the session; returns when all are frozen. With a cgroup init too: it answers after `thaw`."""
+        """Freeze every process of the session; returns when all are frozen. With a cgroup init too: it
+        answers after `thaw`.
+        """
         if self.gone.done():
             raise _lost(self.spec.session_id)
         if self.group.can_freeze:
@@ -292,20 +329,27 @@ class InitHandle:
             await self._call({"op": "thaw"})
 
     async def terminate(self) -> None:
-        """SIGKILL init, and so its pid namespace (pid_namespaces(7)). Returns when it was reaped. Idempotent."""
+        """SIGKILL init, and so its pid namespace (pid_namespaces(7)). Returns when it was reaped. Idempotent."""  # noqa: E501
         self._kill()
         await asyncio.shield(self.gone)
 
     async def _call(
-        self, message: dict[str, Any], data: bytes | None = None, *, patient: bool = False, helper: FileHelper | None = None
+        self,
+        message: dict[str, Any],
+        data: bytes | None = None,
+        *,
+        patient: bool = False,
+        helper: FileHelper | None = None,
     ) -> frames.Frame:
         """Send a request and wait for the reply.
 
         Args:
-            patient: the reply may take any time; init goes on serving others and is pinged to show that it lives.
+            patient: the reply may take any time; init goes on serving others and is pinged to show that it
+                lives.
             helper: the process to ask instead of init.
         Raises:
-            OperationError: as init reports it; session_lost, also when init was killed because it did not answer (`stuck`).
+            OperationError: as init reports it; session_lost, also when init was killed because it did not
+                answer (`stuck`).
         """
         if self.gone.done():
             raise _lost(self.spec.session_id)
@@ -353,7 +397,9 @@ class InitHandle:
         event = message.get("event")
         if event == "inotify":
             (fd,) = frame.fds
-            self._guard = InotifyLimit(fd, self._inotify_most, lambda: list(tree_of(self.pid)) if self.pid else [])
+            self._guard = InotifyLimit(
+                fd, self._inotify_most, lambda: list(tree_of(self.pid)) if self.pid else []
+            )
             return
         for fd in frame.fds:
             os.close(fd)
@@ -365,7 +411,9 @@ class InitHandle:
                 self._ready.set_result(None)
         elif event == "failed":
             if not self._ready.done():
-                self._ready.set_exception(setup_failed(self.spec, message["step"], message["message"], message.get("errno")))
+                self._ready.set_exception(
+                    setup_failed(self.spec, message["step"], message["message"], message.get("errno"))
+                )
         else:
             key = str(message.get("key"))
             listener = self._listeners.get(key)
@@ -462,7 +510,9 @@ class InitHandle:
 class _Watch:
     """A timer over one call, mostly cancelled before it is due."""
 
-    def __init__(self, init: InitHandle, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None) -> None:
+    def __init__(
+        self, init: InitHandle, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None
+    ) -> None:
         self._init, self._reply, self._patient, self._helper = init, reply, patient, helper
         self._ping: asyncio.Task[Any] | None = None
         self._loop = asyncio.get_running_loop()
@@ -494,7 +544,9 @@ def setup_failed(spec: SessionSpec, step: str, message: str, code: int | None = 
     details: dict[str, Any] = {"step": step, "workspace_session_id": spec.session_id}
     if code is not None:
         details["errno"] = _errno_name(code)
-    return OperationError(OPERATION_FAILED, f"session set-up failed at {step}: {message}{name}", details, reason="setup_failed")
+    return OperationError(
+        OPERATION_FAILED, f"session set-up failed at {step}: {message}{name}", details, reason="setup_failed"
+    )
 
 
 def _errno_name(code: int) -> str:

@@ -1,11 +1,12 @@
 """The agent's handle of the zygote, the single-threaded process that forks each session's init.
 
-    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- init, pid 1 of the session
+    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- init, pid 1 of
+    the session
         \\______________________ one socket per session (ipc/frames.py; init_handle.py) ____________________/
 
-The zygote imports all that an init needs, then only forks and reaps. It dies with the agent and the inits die with
-it (PR_SET_PDEATHSIG, and the end of their socket). A session is created on a detached overlay mount. When
-`InitHandle.gone` is set, init was reaped, no process of the session lives and the upperdir is free.
+The zygote imports all that an init needs, then only forks and reaps. It dies with the agent and the inits die
+with it (PR_SET_PDEATHSIG, and the end of their socket). A session is created on a detached overlay mount.
+When `InitHandle.gone` is set, init was reaped, no process of the session lives and the upperdir is free.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class ZygoteHandle:
         """Take over the zygote that `fork_zygote` has forked.
 
         Args:
-            news: watches for other gateways (local provider only); made before the fork, so that it misses none that
-                began after the zygote looked.
+            news: watches for other gateways (local provider only); made before the fork, so that it misses
+                none that began after the zygote looked.
             answer_s, inotify_most: as of InitHandle, for each session.
         """
         self.pid = pid
@@ -84,7 +85,9 @@ class ZygoteHandle:
         self._inits: dict[int, InitHandle] = {}
 
     async def start(self) -> None:
-        """Attach to the running loop. `lost` is set when the zygote died: no session survives that, and the agent should end."""
+        """Attach to the running loop. `lost` is set when the zygote died: no session survives that, and the
+        agent should end.
+        """
         self.lost = asyncio.get_running_loop().create_future()
         self._link = FrameSocket(self._sock, self._on_frame, self._on_end)
         if self._news is not None:
@@ -125,11 +128,12 @@ class ZygoteHandle:
         await self._mask_news()
 
     async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> InitHandle:
-        """Create a session on a detached overlay mount. The caller closes `mount_fd` afterwards in every case.
+        """Create a session on a detached overlay mount. The caller closes `mount_fd` afterwards in every
+        case.
 
         Raises:
-            OperationError: operation_failed, reason setup_failed, with step and errno in the details; no process of the
-                session lives then.
+            OperationError: operation_failed, reason setup_failed, with step and errno in the details; no
+                process of the session lives then.
         """
         link = self._link
         if link is None or self.lost.done():
@@ -150,7 +154,10 @@ class ZygoteHandle:
             async with asyncio.timeout(timeout_s):
                 try:
                     masked = [] if self._news is None else self._news.late()
-                    await link.send({"op": "create", "id": number, "spec": list(spec), "masked": masked}, fds=[mount_fd, theirs.fileno()])
+                    await link.send(
+                        {"op": "create", "id": number, "spec": list(spec), "masked": masked},
+                        fds=[mount_fd, theirs.fileno()],
+                    )
                 except OSError as error:
                     self._creating.pop(number, None)
                     init.reaped(str(error), failed_step="zygote", code=error.errno)
@@ -207,7 +214,9 @@ class ZygoteHandle:
         elif event == "not_started":
             init = self._creating.pop(message["id"], None)
             if init is not None:
-                init.reaped(str(message.get("message")), failed_step=str(message["step"]), code=message.get("errno"))
+                init.reaped(
+                    str(message.get("message")), failed_step=str(message["step"]), code=message.get("errno")
+                )
         elif event == "masked":
             waiting = self._masking.get(message["id"])
             if waiting is not None:

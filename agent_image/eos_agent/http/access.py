@@ -1,7 +1,9 @@
-"""Access to the agent's HTTP surface: a bearer of the token, or a browser with a cookie that it got for a ticket; and from which pages.
+"""Access to the agent's HTTP surface: a bearer of the token, or a browser with a cookie that it got for a
+ticket; and from which pages.
 
-sandbox-manager-cli forward_url  ->  .../forward/shared/8000/?eos_ticket=T   good for a minute, for that server alone
-agent                            ->  Set-Cookie, and the same address without T   good for twelve hours or until the agent ends
+sandbox-manager-cli forward_url  ->  .../forward/shared/8000/?eos_ticket=T   good for a minute, for that
+server alone agent                            ->  Set-Cookie, and the same address without T   good for twelve
+hours or until the agent ends
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _OURS = re.compile(r"eos-[0-9a-f]{12}")
 
 
 class ShownCredentials(NamedTuple):
-    """The credentials that a request has shown. `secrets`: names of fields that go no further; `by_field`: the token itself, which no browser adds by itself."""
+    """The credentials that a request has shown. `secrets`: names of fields that go no further; `by_field`:
+    the token itself, which no browser adds by itself.
+    """
 
     good: bool
     by_field: bool
@@ -35,7 +39,9 @@ class ShownCredentials(NamedTuple):
 
 
 class Access:
-    """Decides for one start of the agent: cookies of an earlier one are worth nothing. `origins`: other pages that may send requests to servers."""
+    """Decides for one start of the agent: cookies of an earlier one are worth nothing. `origins`: other pages
+    that may send requests to servers.
+    """
 
     def __init__(self, sandbox_id: str, token: str, origins: Collection[str]) -> None:
         self._sandbox_id, self._token = sandbox_id, token.encode()
@@ -44,7 +50,9 @@ class Access:
         self._cookie = "eos-" + hmac.digest(b"cookie", sandbox_id.encode(), "sha256").hex()[:12]
 
     def shown(self, request: RequestHead, prefix: str | None) -> ShownCredentials:
-        """The credentials of a request to `prefix` of /forward, or to the agent itself, where cookies do not count."""
+        """The credentials of a request to `prefix` of /forward, or to the agent itself, where cookies do not
+        count.
+        """
         secrets = [TOKEN_FIELD]
         by_field = any(self._is_token(value) for value in request.fields.all(TOKEN_FIELD))
         for value in request.fields.all("authorization"):
@@ -60,7 +68,8 @@ class Access:
         return ShownCredentials(by_field or by_cookie, by_field, secrets)
 
     def redeem(self, request: RequestHead, prefix: str) -> HttpRefusal | None:
-        """The answer to a ticket: a cookie and a redirect to the address without the ticket. None without a ticket.
+        """The answer to a ticket: a cookie and a redirect to the address without the ticket. None without a
+        ticket.
 
         Raises:
             Refused: 401, the ticket is over or not of this agent.
@@ -83,7 +92,12 @@ class Access:
             request.fields.get("sec-fetch-site") == "cross-site"
         ):  # the link was on a page: a strict cookie only goes with what we begin ourselves
             to = quote(where, safe="/?&=%:+,;@!$'()*~-._").replace("&", "&amp;").replace("'", "&#39;")
-            return HttpRefusal(200, f'<!doctype html><meta http-equiv="refresh" content="0;url={to}">'.encode(), _HTML, *fields)
+            return HttpRefusal(
+                200,
+                f'<!doctype html><meta http-equiv="refresh" content="0;url={to}">'.encode(),
+                _HTML,
+                *fields,
+            )
         return HttpRefusal(303, b"", TEXT, ("Location", where), *fields)
 
     def without_cookie(self, request: RequestHead) -> RequestHead:
@@ -91,14 +105,19 @@ class Access:
         pairs: list[tuple[str, str]] = []
         for name, value in request.fields.pairs:
             if name.lower() == "cookie" and "eos-" in value:
-                value = "; ".join(part.strip() for part in value.split(";") if not _OURS.fullmatch(part.partition("=")[0].strip()))
+                value = "; ".join(
+                    part.strip()
+                    for part in value.split(";")
+                    if not _OURS.fullmatch(part.partition("=")[0].strip())
+                )
                 if not value:
                     continue
             pairs.append((name, value))
         return request._replace(fields=Fields(pairs))
 
     def check_page(self, request: RequestHead, shown: ShownCredentials) -> None:
-        """Refuse what a page of another origin sends to a server behind /forward: a browser lets it, and adds what it knows of us.
+        """Refuse what a page of another origin sends to a server behind /forward: a browser lets it, and adds
+        what it knows of us.
 
         Raises:
             Refused: 403.
@@ -119,12 +138,20 @@ class Access:
 
 
 def unauthorized(message: str) -> HttpRefusal:
-    hint = "in a browser: open what `sandbox-manager-cli forward_url` prints; a program sends the token in X-Eos-Token"
-    return refused(401, "unauthorized", f"{message}; {hint}", kind=UNAUTHORIZED, extra=(("WWW-Authenticate", "Bearer"),))
+    hint = (
+        "in a browser: open what `sandbox-manager-cli forward_url` prints; a program sends the token in "
+        "X-Eos-Token"
+    )
+    return refused(
+        401, "unauthorized", f"{message}; {hint}", kind=UNAUTHORIZED, extra=(("WWW-Authenticate", "Bearer"),)
+    )
 
 
 def _other_page(whose: str) -> HttpRefusal:
-    message = f"a page of {whose[:200]} may not send requests to this server; daemon.http.forward.origins lists those that may"
+    message = (
+        f"a page of {whose[:200]} may not send requests to this server; daemon.http.forward.origins "
+        f"lists those that may"
+    )
     return refused(403, "other_origin", message)
 
 

@@ -6,8 +6,8 @@ from eos_agent.http.message import encode_head
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError, encode
 
 WORDS = {
-    100: "Continue", 200: "OK", 303: "See Other", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-    408: "Request Timeout", 413: "Payload Too Large", 417: "Expectation Failed", 429: "Too Many Requests", 431: "Request Header Fields Too Large",
+    100: "Continue", 200: "OK", 303: "See Other", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",  # noqa: E501
+    408: "Request Timeout", 413: "Payload Too Large", 417: "Expectation Failed", 429: "Too Many Requests", 431: "Request Header Fields Too Large",  # noqa: E501
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
@@ -18,11 +18,21 @@ class HttpRefusal(Exception):
 
     def __init__(self, status: int, body: bytes = b"", kind: str = TEXT, *extra: tuple[str, str]) -> None:
         super().__init__(status)
-        self.status, self.body, self.kind, self.extra = status, body or WORDS[status].lower().encode(), kind, extra
+        self.status, self.body, self.kind, self.extra = (
+            status,
+            body or WORDS[status].lower().encode(),
+            kind,
+            extra,
+        )
 
 
 def refused(
-    status: int, reason: str, message: str, *, kind: str = OPERATION_FAILED, extra: tuple[tuple[str, str], ...] = ()
+    status: int,
+    reason: str,
+    message: str,
+    *,
+    kind: str = OPERATION_FAILED,
+    extra: tuple[tuple[str, str], ...] = (),
 ) -> HttpRefusal:
     """A refusal whose body is the error envelope of the other listeners."""
     return as_envelope(status, OperationError(kind, message, reason=reason), *extra)

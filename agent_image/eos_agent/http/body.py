@@ -1,4 +1,4 @@
-"""Bodies of HTTP/1 messages on their way through, piece by piece: nothing larger than a piece is ever held."""
+"""Bodies of HTTP/1 messages on their way through, piece by piece: nothing larger than a piece is ever held."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\x00]*)?\r\n")
 
 
 async def pieces(reader: asyncio.StreamReader, body: Body) -> AsyncGenerator[bytes]:
-    """The content of a body, without its framing, at most PIECE_BYTES at a time; extensions of chunks and trailers are left out.
+    """The content of a body, without its framing, at most PIECE_BYTES at a time; extensions of chunks and
+    trailers are left out.
 
     Raises:
         BadMessage: a chunk is malformed.

@@ -1,4 +1,6 @@
-"""One HTTP request between a client and a server that are both connected: its head, its body, the answer, a tunnel if both want one."""
+"""One HTTP request between a client and a server that are both connected: its head, its body, the answer, a
+tunnel if both want one.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,30 @@ from typing import NamedTuple
 
 from eos_agent.http.answer import WORDS, HttpRefusal, refused
 from eos_agent.http.body import PIECE_BYTES, frame, pieces
-from eos_agent.http.message import CHUNKED, BadMessage, Body, RequestHead, ResponseHead, encode_head, parse_response
+from eos_agent.http.message import (
+    CHUNKED,
+    BadMessage,
+    Body,
+    RequestHead,
+    ResponseHead,
+    encode_head,
+    parse_response,
+)
 
 BODY_STALL_S = 60.0  # a client that sends nothing of the body that it announced
 GONE_POLL_S = 5.0
 LAST_BYTES_S = 10.0  # for what a tunnel still holds when both sides have ended
 READ_STALL_S = 600.0  # a client that takes nothing of an answer
 _OF_THE_WHOLE_ADDRESS = ("service-worker-allowed", "clear-site-data")
-"""Response fields that a server may not send: one address has the servers of all sessions, and each speaks for what lies below its own prefix alone."""
+"""Response fields that a server may not send: one address has the servers of all sessions, and each speaks
+for what lies below its own prefix alone.
+"""
 _TCP_CLOSE = 7  # include/net/tcp_states.h, the first byte of struct tcp_info
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)) if hasattr(socket, "TCP_KEEPIDLE") else ()
+_KEEPALIVE = (
+    ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+    if hasattr(socket, "TCP_KEEPIDLE")
+    else ()
+)
 
 
 class Wire(NamedTuple):
@@ -31,7 +47,9 @@ class Wire(NamedTuple):
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Let the kernel find out whether a peer that says nothing is still there, also one that has closed and not only half-closed."""
+    """Let the kernel find out whether a peer that says nothing is still there, also one that has closed and
+    not only half-closed.
+    """
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
@@ -47,7 +65,9 @@ def gone(writer: asyncio.StreamWriter) -> bool:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Let the peer see a reset once this is closed: the mere end of a connection would make an answer without a length look whole."""
+    """Let the peer see a reset once this is closed: the mere end of a connection would make an answer without
+    a length look whole.
+    """
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -148,11 +168,15 @@ class Exchange:
                 found = parse_response(await self._server.reader.readuntil(b"\r\n\r\n"))
                 found.body(self._request.method)
             except (asyncio.IncompleteReadError, ConnectionError):
-                raise refused(502, "bad_response", "the server closed the connection without an answer") from None
+                raise refused(
+                    502, "bad_response", "the server closed the connection without an answer"
+                ) from None
             except asyncio.LimitOverrunError:
                 raise refused(502, "bad_response", "the head of the server's answer is too long") from None
             except BadMessage as bad:
-                raise refused(502, "bad_response", f"the server's answer is not an HTTP/1 response: {bad.why}") from None
+                raise refused(
+                    502, "bad_response", f"the server's answer is not an HTTP/1 response: {bad.why}"
+                ) from None
             if found.status == 101 and self._request.upgrade is None:
                 raise refused(502, "bad_response", "the server changes the protocol unasked")
             if found.status == 101 or found.status >= 200:
@@ -183,7 +207,9 @@ class Exchange:
     def _start(self, response: ResponseHead, pairs: Sequence[tuple[str, str]]) -> None:
         self.started = True
         first = f"HTTP/1.1 {response.status} {response.reason}"
-        self._client.writer.write(encode_head(first, [*response.fields.without(*_OF_THE_WHOLE_ADDRESS), *pairs]))
+        self._client.writer.write(
+            encode_head(first, [*response.fields.without(*_OF_THE_WHOLE_ADDRESS), *pairs])
+        )
 
     async def _show(self, raw: bytes) -> None:
         """Send to the client. Raises: ConnectionError, also for one that does not read."""

@@ -1,4 +1,6 @@
-"""The agent's small HTTP surface: GET /health, POST /files/list, ANY /forward/...; anything else is 404. One request per connection."""
+"""The agent's small HTTP surface: GET /health, POST /files/list, ANY /forward/...; anything else is 404. One
+request per connection.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from eos_agent.http.exchange import Wire, keep_alive
 from eos_agent.http.message import MAX_HEAD_BYTES, BadMessage, Body, RequestHead, parse_request
 from eos_agent.http.proxy import PREFIX, ProxyTarget, ReverseProxy, parse_route
 from eos_agent.serve.handlers import Handlers, Stream
-from eos_agent.wire.protocol import INVALID_REQUEST, OperationError, Request, decode_object, encode, new_request_id
+from eos_agent.wire.protocol import (
+    INVALID_REQUEST,
+    OperationError,
+    Request,
+    decode_object,
+    encode,
+    new_request_id,
+)
 
 MAX_BODY_BYTES = 1024 * 1024
 READ_TIMEOUT_S = 30
@@ -32,8 +41,8 @@ BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 class HttpServer:
     """Listens on http_host:http_port.
 
-    The token is wanted on /files/list and /forward, but with `daemon.http.auth: none` of a container. From a process of the sandbox itself it
-    is wanted on /files/list and /forward/isolated in any case.
+    The token is wanted on /files/list and /forward, but with `daemon.http.auth: none` of a container. From a
+    process of the sandbox itself it is wanted on /files/list and /forward/isolated in any case.
     """
 
     def __init__(self, handlers: Handlers, token: str) -> None:
@@ -123,7 +132,11 @@ class HttpServer:
         _check_method(request, "POST")
         self._authenticate(self._access.shown(request, None), client.writer, always_for_own=True)
         if self.answering >= self._max_connections:
-            raise refused(429, "max_concurrent_connections", f"{self._max_connections} requests are being answered, which is the limit")
+            raise refused(
+                429,
+                "max_concurrent_connections",
+                f"{self._max_connections} requests are being answered, which is the limit",
+            )
         self.answering += 1
         try:
             return await self._list(await _in_time(_body(client.reader, length.length)))
@@ -141,17 +154,27 @@ class HttpServer:
         if request.fields.words("expect") not in ([], ["100-continue"]):
             raise HttpRefusal(417)
         if self.forwarding >= self._max_connections:
-            raise refused(429, "max_concurrent_connections", f"{self._max_connections} requests are being forwarded, which is the limit")
+            raise refused(
+                429,
+                "max_concurrent_connections",
+                f"{self._max_connections} requests are being forwarded, which is the limit",
+            )
         keep_alive(client.writer)
         self.forwarding += 1
         network = "shared" if route.session_id is None else "isolated"
         try:
-            with self._handlers.telemetry.request(new_request_id(), "daemon_http.forward", network_profile=network, port=route.port):
-                await self._forwarder.forward(self._access.without_cookie(request), route, client, shown.secrets)
+            with self._handlers.telemetry.request(
+                new_request_id(), "daemon_http.forward", network_profile=network, port=route.port
+            ):
+                await self._forwarder.forward(
+                    self._access.without_cookie(request), route, client, shown.secrets
+                )
         finally:
             self.forwarding -= 1
 
-    def _authenticate(self, shown: ShownCredentials, writer: asyncio.StreamWriter, *, always_for_own: bool) -> None:
+    def _authenticate(
+        self, shown: ShownCredentials, writer: asyncio.StreamWriter, *, always_for_own: bool
+    ) -> None:
         """Perform a request of an authenticated peer.
 
         Raises:
@@ -170,13 +193,18 @@ class HttpServer:
         except OperationError as error:
             raise HttpRefusal(400, encode(error.envelope()), JSON) from None
         try:
-            found = await self._handlers.perform(Request("file_list", request_id, self._handlers.settings.sandbox_id, args, {}))
+            found = await self._handlers.perform(
+                Request("file_list", request_id, self._handlers.settings.sandbox_id, args, {})
+            )
             assert not isinstance(found, Stream)
         except Exception as error:
             shown = operation_error(error, request_id)
             if shown.kind == "internal_error":
                 log.failure("request_failed", error, op="file_list", request_id=request_id)
-            malformed = shown.kind == INVALID_REQUEST and shown.details.get("reason") in ("wrong_type", "missing_argument")
+            malformed = shown.kind == INVALID_REQUEST and shown.details.get("reason") in (
+                "wrong_type",
+                "missing_argument",
+            )
             status = 400 if malformed else BY_KIND.get(shown.kind, 200)
             if status != 200:
                 raise HttpRefusal(status, encode(shown.envelope()), JSON) from None
@@ -263,7 +291,9 @@ def _plain_host(host: str) -> bool:
 
 
 def is_own_address(address: str) -> bool:
-    """True when a peer of that address is a process of this sandbox, which picks among all of 127.0.0.0/8 and the interfaces: what can be bound."""
+    """True when a peer of that address is a process of this sandbox, which picks among all of 127.0.0.0/8 and
+    the interfaces: what can be bound.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

@@ -1,7 +1,8 @@
-"""Heads of HTTP/1 messages as values, and how long their bodies are. What two readers could take for different things is refused.
+"""Heads of HTTP/1 messages as values, and how long their bodies are. What two readers could take for
+different things is refused.
 
-Source: RFC 9110, RFC 9112; what smuggling lives on is section 11.2 of the latter: two lengths, a length and a coding, bare CR or LF,
-spaces before a colon, folded lines.
+Source: RFC 9110, RFC 9112; what smuggling lives on is section 11.2 of the latter: two lengths, a length and a
+coding, bare CR or LF, spaces before a colon, folded lines.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Fields:
         return [word.strip().lower() for value in self.all(name) for word in value.split(",") if word.strip()]
 
     def without(self, *names: str) -> list[tuple[str, str]]:
-        """Fields for the next hop: neither hop-by-hop fields, nor those that Connection names, nor `names`, nor Content-Length."""
+        """Fields for the next hop: neither hop-by-hop fields, nor those that Connection names, nor `names`,
+        nor Content-Length.
+        """
         gone = {*_HOP_BY_HOP, "content-length", *self.words("connection"), *names}
         return [(name, value) for name, value in self.pairs if name.lower() not in gone]
 
@@ -88,7 +91,11 @@ class RequestHead(NamedTuple):
     @property
     def upgrade(self) -> str | None:
         """The protocol that the client wants to go on in, if it does."""
-        return self.fields.get("upgrade") if self.minor and "upgrade" in self.fields.words("connection") else None
+        return (
+            self.fields.get("upgrade")
+            if self.minor and "upgrade" in self.fields.words("connection")
+            else None
+        )
 
     @property
     def body(self) -> Body:
@@ -140,7 +147,9 @@ def parse_response(raw: bytes) -> ResponseHead:
 
 
 def encode_head(first: str, pairs: Iterable[tuple[str, str]]) -> bytes:
-    return "".join((first, "\r\n", *(f"{name}: {value}\r\n" for name, value in pairs), "\r\n")).encode("latin-1")
+    return "".join((first, "\r\n", *(f"{name}: {value}\r\n" for name, value in pairs), "\r\n")).encode(
+        "latin-1"
+    )
 
 
 def _head(raw: bytes) -> tuple[str, Fields]:

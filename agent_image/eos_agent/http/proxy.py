@@ -1,9 +1,12 @@
-"""`/forward/shared/PORT/REST` and `/forward/isolated=SESSION/PORT/REST`: a request goes on to a server of the sandbox, its answer comes back.
+"""`/forward/shared/PORT/REST` and `/forward/isolated=SESSION/PORT/REST`: a request goes on to a server of the
+sandbox, its answer comes back.
 
-    client --- request, Connection: close --- agent --- the same without the prefix, hop-by-hop fields and our token --- server
+    client --- request, Connection: close --- agent --- the same without the prefix, hop-by-hop fields and our
+    token --- server
 
-One request for each connection, on both sides. Bodies pass in pieces, both ways at once: a server may answer before it has read all.
-After 101 the connection is a tunnel until both sides have ended theirs; nothing is idle for too long in it.
+One request for each connection, on both sides. Bodies pass in pieces, both ways at once: a server may answer
+before it has read all. After 101 the connection is a tunnel until both sides have ended theirs; nothing is
+idle for too long in it.
 """
 
 from __future__ import annotations
@@ -29,12 +32,22 @@ if TYPE_CHECKING:
 
 PREFIX = "/forward/"
 _PORT = re.compile(r"[0-9]{1,5}")
-_REPLACED = ("host", "expect", "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-prefix")
+_REPLACED = (
+    "host",
+    "expect",
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-forwarded-prefix",
+)
 _STATUS = {"connect_failed": 502, "connect_timed_out": 504, "session_lost": 502}
 
 
 class ProxyTarget(NamedTuple):
-    """Where a request goes: a port of an isolated session, or with None of the sandbox's own network; prefix was cut off the target."""
+    """Where a request goes: a port of an isolated session, or with None of the sandbox's own network; prefix
+    was cut off the target.
+    """
 
     session_id: str | None
     port: int
@@ -54,7 +67,10 @@ def parse_route(target: str) -> ProxyTarget:
     network, equals, session_id = unquote(where).partition("=")
     if (network, equals) != ("shared", "") and (network != "isolated" or not session_id):
         raise refused(
-            400, "bad_route", "the path must be /forward/shared/PORT/... or /forward/isolated=SESSION/PORT/...", kind=INVALID_REQUEST
+            400,
+            "bad_route",
+            "the path must be /forward/shared/PORT/... or /forward/isolated=SESSION/PORT/...",
+            kind=INVALID_REQUEST,
         )
     if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
         raise refused(400, "bad_route", "the port must be a number from 1 to 65535", kind=INVALID_REQUEST)
@@ -70,7 +86,9 @@ class ReverseProxy:
         self._connect_s: float = settings.get("daemon.http.forward.connect_timeout_s", 10)
         self._response_s: float = settings.get("daemon.http.forward.response_timeout_s", 30)
 
-    async def forward(self, request: RequestHead, route: ProxyTarget, client: Wire, secrets: Sequence[str]) -> None:
+    async def forward(
+        self, request: RequestHead, route: ProxyTarget, client: Wire, secrets: Sequence[str]
+    ) -> None:
         """Serve one request. `secrets`: names of fields that are for us alone.
 
         Raises:
@@ -113,11 +131,17 @@ class ReverseProxy:
         except OperationError as error:
             raise as_envelope(404, error) from None
         if session.spec.network != "isolated":
-            raise refused(403, "no_address", f"session {session_id} has no network of its own: its servers are at /forward/shared/PORT/")
+            raise refused(
+                403,
+                "no_address",
+                f"session {session_id} has no network of its own: its servers are at /forward/shared/PORT/",
+            )
         session.touch()
         return session.init
 
-    def _fields(self, request: RequestHead, route: ProxyTarget, secrets: Sequence[str]) -> list[tuple[str, str]]:
+    def _fields(
+        self, request: RequestHead, route: ProxyTarget, secrets: Sequence[str]
+    ) -> list[tuple[str, str]]:
         host = request.fields.get("host")
         return [
             ("Host", f"{dial.LOOPBACK}:{route.port}"),
@@ -129,7 +153,9 @@ class ReverseProxy:
 
 
 async def _end_with(client: Wire, server: asyncio.StreamWriter) -> None:
-    """Hang up on the server once the client is gone: a server that is silent for long would not notice, nor should we."""
+    """Hang up on the server once the client is gone: a server that is silent for long would not notice, nor
+    should we.
+    """
     while not gone(client.writer):
         await asyncio.sleep(exchange.GONE_POLL_S)
     client.writer.transport.abort()

@@ -1,8 +1,8 @@
 """The helper: a child of the zygote that does the file operations of a session with a native init.
 
-It enters the session's namespaces and hardens itself. It is forked for the first file operation and ends when the
-agent closes its socket, some seconds after the last one. The session's processes see it without a parent; it
-answers requests by loop.py, as a Python init does.
+It enters the session's namespaces and hardens itself. It is forked for the first file operation and ends when
+the agent closes its socket, some seconds after the last one. The session's processes see it without a parent;
+it answers requests by loop.py, as a Python init does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
             with mounts.step("enter the session"):
                 _enter(spaces, plan.isolated)
         except mounts.SetupFailed as failed:
-            frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+            frames.send(
+                sock,
+                {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message},
+            )
         else:
             status = _live(plan, sock)
     except BaseException as error:
@@ -67,10 +70,14 @@ def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
 
 
 def _enter(spaces: list[int], isolated: bool) -> None:
-    """Enter the namespaces. setns(2) to a pid namespace affects children only: a child goes on, this process ends."""
+    """Enter the namespaces. setns(2) to a pid namespace affects children only: a child goes on, this process
+    ends.
+    """
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # before a process in there can see this one
     for fd, kind in zip(spaces, _KINDS, strict=True):
-        if kind != syscalls.CLONE_NEWNET or isolated:  # a shared session has the zygote's network, which an ordinary user may not setns to
+        if (
+            kind != syscalls.CLONE_NEWNET or isolated
+        ):  # a shared session has the zygote's network, which an ordinary user may not setns to
             syscalls.setns(fd, kind)
     if syscalls.clone(syscalls.CLONE_PARENT) != 0:
         os._exit(0)
@@ -90,9 +97,13 @@ def _live(plan: HelperPlan, sock: socket.socket) -> int:
             for signum in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(signum, signal.SIG_IGN)
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it
+            syscalls.prctl(
+                syscalls.PR_SET_PDEATHSIG, signal.SIGKILL
+            )  # last: a change of credentials would clear it
     except mounts.SetupFailed as failed:
-        frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+        frames.send(
+            sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message}
+        )
         return 1
     frames.send(sock, {"event": "ready"})
     InitLoop(sock, plan.mount_plan.workspace_root, OomScore(plan.scores), None).serve()

@@ -1,4 +1,4 @@
-"""Signals to what a command started: one process, its group, or all of its tree, until nothing is left of it."""
+"""Signals to what a command started: one process, its group, or all of its tree, until nothing is left of it."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ class Kill:
 
     def advance(self, now: float) -> bool:
         """Do what is due at `now`; True once it is over."""
-        members = [p for p in list_processes() if p.alive and ((self._group and p.group == self._group) or bears(p, self._mark))]
+        members = [
+            p
+            for p in list_processes()
+            if p.alive and ((self._group and p.group == self._group) or bears(p, self._mark))
+        ]
         if not members or (self._started and now > self._started + KILL_LIMIT_S):
             return True
         if not self._started:

@@ -1,7 +1,8 @@
-"""The loop of a session's init: reap, spawn commands, report their events, do file operations, freeze and kill.
+"""The loop of a session's init: reap, spawn commands, report their events, do file operations, freeze and
+kill.
 
-One thread waits in poll(2) on the agent's socket and on the ends of children. Commands start by posix_spawn(3), which
-is a vfork: no Python code runs between fork and exec.
+One thread waits in poll(2) on the agent's socket and on the ends of children. Commands start by
+posix_spawn(3), which is a vfork: no Python code runs between fork and exec.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from eos_agent.kernel import network
 from eos_agent.kernel.fd_limits import OpenFiles
 from eos_agent.kernel.oom import OomScore
 from eos_agent.kernel.process_tag import FREEZE_LIMIT_S, Marks, TaggedProcess, alone, bears, list_processes
-from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
+from eos_agent.wire.protocol import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    OPERATION_FAILED,
+    SERVER_BUSY,
+    OperationError,
+    os_error,
+)
 from layerstack.errors import LayerStackError
 from layerstack.kernel import tempnames
 
@@ -51,7 +59,9 @@ class _Command:
 class InitLoop:
     """The loop of a session's init, or of its helper."""
 
-    def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore, files: OpenFiles | None) -> None:
+    def __init__(
+        self, sock: socket.socket, workspace_root: str, oom_score: OomScore, files: OpenFiles | None
+    ) -> None:
         """files: limits of commands; None in a helper, which starts none."""
         self._sock = sock
         self._files = files
@@ -97,7 +107,7 @@ class InitLoop:
             self._flush()
 
     def warm_up(self, peer: socket.socket) -> None:
-        """Run the code of a spawn that fails and of an ended command. `peer` is the other end of the socket."""
+        """Run the code of a spawn that fails and of an ended command. `peer` is the other end of the socket."""  # noqa: E501
         environment = {"PATH": "/bin", "TERM": "dumb", "LANG": "C.UTF-8", "HOME": "/"}
         request = {
             "op": "spawn",
@@ -136,7 +146,9 @@ class InitLoop:
                 self._start_worker(message, frame.data)
                 return
             elif op == "file":
-                result, data = mounted.perform_in_mount(message["name"], self._root, message["args"], frame.data)
+                result, data = mounted.perform_in_mount(
+                    message["name"], self._root, message["args"], frame.data
+                )
                 reply = {"result": result}
             elif op == "kill_tree":
                 self._kill_tree(message["key"], number)
@@ -149,7 +161,12 @@ class InitLoop:
             elif op == "sockets":
                 reply, fds = network.unconnected(message["families"])
             elif op == "which_shell":
-                reply = {"argv": next((argv for path, argv in _SHELLS if os.access(path, os.X_OK) and os.path.isfile(path)), None)}
+                reply = {
+                    "argv": next(
+                        (argv for path, argv in _SHELLS if os.access(path, os.X_OK) and os.path.isfile(path)),
+                        None,
+                    )
+                }
             elif op == "freeze":
                 self._freeze()
                 reply = {}
@@ -229,7 +246,9 @@ class InitLoop:
         worker.close()
         if worker.broken_off and worker.undo is not None:
             self._marks.lay_down()
-            with contextlib.suppress(OSError):  # fork failed: capture leaves out the temporary entry that remains
+            with contextlib.suppress(
+                OSError
+            ):  # fork failed: capture leaves out the temporary entry that remains
                 self._listen(Worker(worker.number, _undoing(worker.undo, reply), None))
                 return
         self._flush()
@@ -253,14 +272,26 @@ class InitLoop:
             except OSError as error:
                 raise cwd_not_found(message["cwd"], error) from None
             except ValueError:  # a NUL or a lone surrogate: no directory has such a name
-                raise cwd_not_found(message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
+                raise cwd_not_found(
+                    message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                ) from None
             try:
                 with self._oom_score.raised():
-                    pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"), files=self._files)
+                    pid = start(
+                        program,
+                        argv,
+                        env,
+                        actions,
+                        tty=message["tty"],
+                        uid=message.get("uid"),
+                        files=self._files,
+                    )
             except OSError as error:
                 raise exec_failed(argv[0], error) from None
             except ValueError as error:  # a NUL in an argument, `=` in the name of a variable
-                raise OperationError(INVALID_REQUEST, f"cannot run {argv[0]!r}: {error}", reason="invalid_argument") from None
+                raise OperationError(
+                    INVALID_REQUEST, f"cannot run {argv[0]!r}: {error}", reason="invalid_argument"
+                ) from None
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -279,7 +310,9 @@ class InitLoop:
         return command is not None and send_to_group(command.pid, signum)
 
     def _reap(self) -> bool:
-        """Reap. Returns True when no process is left: orphans become children of pid 1 (pid_namespaces(7)), and it has none."""
+        """Reap. Returns True when no process is left: orphans become children of pid 1 (pid_namespaces(7)),
+        and it has none.
+        """
         empty = False
         while True:
             try:
@@ -303,7 +336,9 @@ class InitLoop:
         return empty
 
     def _check(self, *, empty: bool = False) -> None:
-        """Report commands whose leader and group are gone, and advance kills. empty: `_reap` returned True just now."""
+        """Report commands whose leader and group are gone, and advance kills. empty: `_reap` returned True
+        just now.
+        """
         now = time.monotonic()
         for command in [c for c in self._commands.values() if c.leader_gone and c.due <= now]:
             if empty or not send_to_group(command.pid, 0):
@@ -345,7 +380,9 @@ class InitLoop:
         self._event("group_gone", command.key, left_behind=_names(left), **alone)
 
     def _end_all(self, number: int) -> None:
-        """Send SIGTERM to every other process, stopped ones too. The reply follows when none is left; the agent's wait has a limit."""
+        """Send SIGTERM to every other process, stopped ones too. The reply follows when none is left; the
+        agent's wait has a limit.
+        """
         self._ends.append(number)
         for signum in (signal.SIGTERM, signal.SIGCONT):
             send(-1, signum)
@@ -370,7 +407,9 @@ class InitLoop:
     # Freezing
 
     def _freeze(self) -> None:
-        """SIGSTOP until every process is seen stopped; a process forked on the way is found by the next round."""
+        """SIGSTOP until every process is seen stopped; a process forked on the way is found by the next
+        round.
+        """
         already = {p.pid for p in list_processes() if p.state in "Tt"} if not self._stopped else set[int]()
         deadline = time.monotonic() + FREEZE_LIMIT_S
         while True:
@@ -380,7 +419,10 @@ class InitLoop:
             if time.monotonic() > deadline:
                 self._thaw()
                 raise OperationError(
-                    OPERATION_FAILED, f"cannot freeze: {_names(moving)}", {"processes": _names(moving)}, reason="freeze_failed"
+                    OPERATION_FAILED,
+                    f"cannot freeze: {_names(moving)}",
+                    {"processes": _names(moving)},
+                    reason="freeze_failed",
                 )
             for process in moving:
                 if process.pid not in already:

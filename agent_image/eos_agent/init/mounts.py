@@ -1,12 +1,14 @@
 """Mount a session's view: the workspace overlay, /proc, terminals, and masks over what it must not see.
 
-Two views. `shared` (Docker): root file system and /tmp are the sandbox's own, writable, but for /tmp of a session with a network of its own, which
-is that session's. `read_only` (the local provider, whose root machine_view.py makes, and on demand): `/` is read-only, /tmp and /run are private.
-In both /dev is read-only, the store's mounts leave the session's namespace for good, /proc
-is its own and masked again: a fresh one would let uid 0 without any capability write /proc/sys/kernel/core_pattern. /sys is read-only where
-the machine's is, and a new one in a session with a network of its own.
+Two views. `shared` (Docker): root file system and /tmp are the sandbox's own, writable, but for /tmp of a
+session with a network of its own, which is that session's. `read_only` (the local provider, whose root
+machine_view.py makes, and on demand): `/` is read-only, /tmp and /run are private. In both /dev is read-only,
+the store's mounts leave the session's namespace for good, /proc is its own and masked again: a fresh one
+would let uid 0 without any capability write /proc/sys/kernel/core_pattern. /sys is read-only where the
+machine's is, and a new one in a session with a network of its own.
 
-What is the same for all sessions is mounted once, by `prepare`, in the zygote's own mount namespace, of which each session gets a copy.
+What is the same for all sessions is mounted once, by `prepare`, in the zygote's own mount namespace, of which
+each session gets a copy.
 """
 
 from __future__ import annotations
@@ -61,17 +63,29 @@ def step(name: str) -> Generator[None]:
 
 
 class MountPlan(NamedTuple):
-    """The result of `prepare`, for all sessions. late: paths to mask once their directory exists, by directory."""
+    """The result of `prepare`, for all sessions. late: paths to mask once their directory exists, by
+    directory.
+    """
 
     workspace_root: str
     local: bool
     late: Mapping[str, Sequence[str]]
     sockets_show: bool
-    """connect(2) to a socket outside the session may succeed in a read-only view: each session masks them one by one."""
+    """connect(2) to a socket outside the session may succeed in a read-only view: each session masks them one
+    by one.
+    """
 
 
-def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequence[str], *, local: bool, rootfs: str | None) -> MountPlan:
-    """Give the zygote a mount namespace without the store, with a harmless /dev and, with `local`, a read-only `/`.
+def prepare(
+    workspace_root: str,
+    hidden_paths: Sequence[str],
+    private_dirs: Sequence[str],
+    *,
+    local: bool,
+    rootfs: str | None,
+) -> MountPlan:
+    """Give the zygote a mount namespace without the store, with a harmless /dev and, with `local`, a
+    read-only `/`.
 
     Raises:
         SetupFailed: no session can be created.
@@ -83,7 +97,9 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
     shown = machine_view.ViewPaths([], {}, True)
     if local:
         with step("enter the rootfs" if rootfs is not None else "show the machine"):
-            shown = machine_view.enter(rootfs, [*hidden, *secret_paths.hidden_here(), *neighbours.folders()], workspace_root)
+            shown = machine_view.enter(
+                rootfs, [*hidden, *secret_paths.hidden_here(), *neighbours.folders()], workspace_root
+            )
         _read_only_root()
     _dev(keep_all=not local)
     with step("hide the store"):
@@ -97,7 +113,9 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
 
 
 def _places(paths: Sequence[str]) -> list[str]:
-    """Return the paths and all other places where a mount shows the same directories; deepest first, since a mask hides what is below."""
+    """Return the paths and all other places where a mount shows the same directories; deepest first, since a
+    mask hides what is below.
+    """
     seen = mountinfo.visible(mountinfo.table())
     found = dict.fromkeys(paths)
     for spot in mountinfo.Looking(seen).spots(paths):
@@ -139,7 +157,8 @@ def _own_folders(*paths: str) -> None:
 
 
 def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, masked: Iterable[str]) -> None:
-    """Mask what has appeared since the zygote started, with `masked`, and mount the workspace; after `prepare_session`.
+    """Mask what has appeared since the zygote started, with `masked`, and mount the workspace; after
+    `prepare_session`.
 
     Raises:
         SetupFailed: it names the step.
@@ -175,7 +194,8 @@ def listening_sockets() -> list[str]:
 def detach_below(path: str) -> None:
     """Unmount every mount at or below `path` in this mount namespace, so that none remains under the mask.
 
-    A mount from a more privileged namespace is locked (EINVAL, user_namespaces(7)); only the mask hides that one.
+    A mount from a more privileged namespace is locked (EINVAL, user_namespaces(7)); only the mask hides that
+    one.
     """
     for point in reversed(_mount_points(path)):
         try:
@@ -186,10 +206,16 @@ def detach_below(path: str) -> None:
 
 
 def hide(path: str, keep: str) -> None:
-    """Mask `path` by an empty read-only directory or file. Directories on the way to the workspace `keep` stay passable."""
+    """Mask `path` by an empty read-only directory or file. Directories on the way to the workspace `keep`
+    stay passable.
+    """
     try:
         found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # not reachable by lstat(2), so hidden already
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        PermissionError,
+    ):  # not reachable by lstat(2), so hidden already
         return
     if stat.S_ISLNK(found.st_mode):
         path = os.path.realpath(path)
@@ -222,7 +248,12 @@ def _proc() -> None:
             os.mkdir("/proc")
         syscalls.mount("proc", "/proc", "proc", _INERT)
     with step("mask /proc"):
-        attributes = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
+        attributes = (
+            syscalls.MOUNT_ATTR_RDONLY
+            | syscalls.MOUNT_ATTR_NOSUID
+            | syscalls.MOUNT_ATTR_NODEV
+            | syscalls.MOUNT_ATTR_NOEXEC
+        )
         for path in _PROC_READ_ONLY:
             if os.path.exists(path):
                 syscalls.mount(path, path, None, syscalls.MS_BIND | syscalls.MS_REC)
@@ -260,7 +291,9 @@ def _sys() -> None:
 def _hide_interfaces() -> None:
     """Mask /sys/class/net and the directories that its links point into."""
     names = os.listdir(_INTERFACES) if os.path.isdir(_INTERFACES) else []
-    for path in sorted({_INTERFACES, *(os.path.dirname(os.path.realpath(f"{_INTERFACES}/{name}")) for name in names)}):
+    for path in sorted(
+        {_INTERFACES, *(os.path.dirname(os.path.realpath(f"{_INTERFACES}/{name}")) for name in names)}
+    ):
         _mask_folder(path)
 
 
@@ -270,9 +303,12 @@ def _mask_folder(path: str) -> None:
 
 
 def _devpts(most: int) -> None:
-    options = f"newinstance,ptmxmode=0666,mode=0620,max={most}"  # the machine's own limit, kernel.pty.max, is one for all
+    # the machine's own limit, kernel.pty.max, is one for all
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={most}"
     try:
-        syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options + ",gid=5")
+        syscalls.mount(
+            "devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options + ",gid=5"
+        )
     except OSError as error:
         if error.errno != errno.EINVAL:  # gid 5, tty, has no name in a user namespace of one group
             raise
@@ -280,7 +316,8 @@ def _devpts(most: int) -> None:
 
 
 def _dev(*, keep_all: bool = False) -> None:
-    """Mount a read-only /dev of harmless devices with /dev/shm and /dev/pts; with `keep_all` of all that /dev has, its mounts included.
+    """Mount a read-only /dev of harmless devices with /dev/shm and /dev/pts; with `keep_all` of all that /dev
+    has, its mounts included.
 
     It is a file system of its own: otherwise a session could replace /dev/null for all.
     """
@@ -291,11 +328,33 @@ def _dev(*, keep_all: bool = False) -> None:
         for name in _DEVICES:
             if os.path.exists(f"/dev/{name}"):
                 found[name] = os.stat(f"/dev/{name}")
-        trees = {name: mountinfo.clone(f"/dev/{name}") for name, node in found.items() if not stat.S_ISDIR(node.st_mode)}
-        below = [os.path.relpath(point, "/dev") for point in _mount_points("/dev") if point != "/dev"] if keep_all else []
-        places = {name: mountinfo.clone(f"/dev/{name}", recursive=True) for name in below if "/" not in name and name not in trees}
-        links = {name: os.readlink(f"/dev/{name}") for name in os.listdir("/dev") if os.path.islink(f"/dev/{name}")} if keep_all else {}
-        syscalls.mount("tmpfs", "/dev", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "mode=0755,size=256k")
+        trees = {
+            name: mountinfo.clone(f"/dev/{name}")
+            for name, node in found.items()
+            if not stat.S_ISDIR(node.st_mode)
+        }
+        below = (
+            [os.path.relpath(point, "/dev") for point in _mount_points("/dev") if point != "/dev"]
+            if keep_all
+            else []
+        )
+        places = {
+            name: mountinfo.clone(f"/dev/{name}", recursive=True)
+            for name in below
+            if "/" not in name and name not in trees
+        }
+        links = (
+            {
+                name: os.readlink(f"/dev/{name}")
+                for name in os.listdir("/dev")
+                if os.path.islink(f"/dev/{name}")
+            }
+            if keep_all
+            else {}
+        )
+        syscalls.mount(
+            "tmpfs", "/dev", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "mode=0755,size=256k"
+        )
         for name in sorted(found):
             if stat.S_ISDIR(found[name].st_mode):
                 os.makedirs(f"/dev/{name}", exist_ok=True)
@@ -320,7 +379,10 @@ def _devices(top: str) -> dict[str, os.stat_result]:
         names[:] = [name for name in names if os.lstat(f"{folder}/{name}").st_dev == here]
         for name in (*names, *files):
             node = os.lstat(f"{folder}/{name}")
-            if stat.S_IFMT(node.st_mode) in (stat.S_IFDIR, stat.S_IFCHR, stat.S_IFBLK) and len(found) < _DEVICES_MAX:
+            if (
+                stat.S_IFMT(node.st_mode) in (stat.S_IFDIR, stat.S_IFCHR, stat.S_IFBLK)
+                and len(found) < _DEVICES_MAX
+            ):
                 found[os.path.relpath(f"{folder}/{name}", top)] = node
     return found
 
@@ -340,7 +402,9 @@ def _device(path: str, node: os.stat_result, tree: int) -> None:
 
 
 def _run() -> None:
-    """Mount an empty /run: it has engine sockets, D-Bus and ssh-agents. The target of resolv.conf is mounted again."""
+    """Mount an empty /run: it has engine sockets, D-Bus and ssh-agents. The target of resolv.conf is mounted
+    again.
+    """
     with step("mount /run"):
         for run in ("/run", "/var/run"):
             if not os.path.isdir(run) or os.path.islink(run):
@@ -356,7 +420,9 @@ def _run() -> None:
 
 
 def mask(paths: Iterable[str], workspace_root: str) -> list[str]:
-    """Mask new paths in a live session. Returns those that failed: a parent of the workspace, or a refused mount."""
+    """Mask new paths in a live session. Returns those that failed: a parent of the workspace, or a refused
+    mount.
+    """
     failed: list[str] = []
     for path in paths:
         try:
@@ -374,7 +440,11 @@ def _mask(path: str, workspace_root: str) -> None:
         return
     try:
         found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # not reachable for any process of this user
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        PermissionError,
+    ):  # not reachable for any process of this user
         return
     if stat.S_ISDIR(found.st_mode):
         hide(path, workspace_root)

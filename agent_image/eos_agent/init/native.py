@@ -58,7 +58,9 @@ def become(program_fd: int, control_fd: int) -> NoReturn:
 
 
 NETLINK, INOTIFY = b"n", b"i"
-"""Descriptors that a spare sends before it executes the program: a netlink socket of its network, the inotify listener."""
+"""Descriptors that a spare sends before it executes the program: a netlink socket of its network, the inotify
+listener.
+"""
 
 
 def hand_over(control: socket.socket, what: bytes, fd: int) -> None:
@@ -67,7 +69,9 @@ def hand_over(control: socket.socket, what: bytes, fd: int) -> None:
 
 
 def await_executed(control: socket.socket) -> tuple[bool, dict[bytes, int]]:
-    """Wait until the program is executed. Returns True if it is, and the descriptors that were sent; the caller owns them."""
+    """Wait until the program is executed. Returns True if it is, and the descriptors that were sent; the
+    caller owns them.
+    """
     poll = select.poll()
     poll.register(control, select.POLLIN)
     fds: dict[bytes, int] = {}
@@ -96,7 +100,8 @@ def give_order(
     root: str,
     address: str | None,
 ) -> None:
-    """Send the order that makes the program the init of the session with `sock_fd`. ruleset: -1 without Landlock.
+    """Send the order that makes the program the init of the session with `sock_fd`. ruleset: -1 without
+    Landlock.
 
     Raises:
         OSError: the program has ended.

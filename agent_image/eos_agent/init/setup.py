@@ -1,4 +1,5 @@
-"""Set up a session's init after its clone: mounts, network, hardening; then run loop.py or become the native init.
+"""Set up a session's init after its clone: mounts, network, hardening; then run loop.py or become the native
+init.
 
 Everything is imported before the store is masked: afterwards no module file can be opened.
 """
@@ -45,7 +46,7 @@ class InitPlan(NamedTuple):
         return () if self.program_fd < 0 else (self.program_fd,)
 
     def join(self) -> None:
-        """Enter the session's cgroup; first, so that all later allocations and processes are the session's."""
+        """Enter the session's cgroup; first, so that all later allocations and processes are the session's."""  # noqa: E501
         with mounts.step("join the cgroup"):
             self.groups.join(self.cgroup)
 
@@ -53,8 +54,8 @@ class InitPlan(NamedTuple):
 class Order(NamedTuple):
     """Values that are known only when a session is created. The receiver owns the descriptors.
 
-    masked: paths of unix sockets and directories to mask. network_fd: pipe on which the zygote reports that the
-    network of an isolated session is connected.
+    masked: paths of unix sockets and directories to mask. network_fd: pipe on which the zygote reports that
+    the network of an isolated session is connected.
     """
 
     mount_fd: int
@@ -81,7 +82,9 @@ def main(plan: InitPlan, order: Order) -> NoReturn:
                 _prepare(plan)
         except mounts.SetupFailed as failed:
             failure = failed
-        status = _live(plan, Order(mount_fd, sock_fd, order.masked, network_end[0] if network_end else None), failure)
+        status = _live(
+            plan, Order(mount_fd, sock_fd, order.masked, network_end[0] if network_end else None), failure
+        )
     except BaseException as error:
         os.write(2, f"init: {error!r}\n".encode())
     finally:
@@ -91,8 +94,8 @@ def main(plan: InitPlan, order: Order) -> NoReturn:
 def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
     """Run a spare init: do all that is the same for each session, then wait for the order.
 
-    It ends when the zygote closes the other end of `control_fd`, or when its set-up fails: the zygote then clones an
-    init for the session, which meets the same failure and reports it.
+    It ends when the zygote closes the other end of `control_fd`, or when its set-up fails: the zygote then
+    clones an init for the session, which meets the same failure and reports it.
     """
     status = 1
     try:
@@ -113,7 +116,11 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
         frame = _order(control_fd)
         if frame is not None:
             mount_fd, sock_fd, *network_end = keep(*frame.fds)
-            status = _live(plan, Order(mount_fd, sock_fd, frame.message["masked"], network_end[0] if network_end else None), None)
+            status = _live(
+                plan,
+                Order(mount_fd, sock_fd, frame.message["masked"], network_end[0] if network_end else None),
+                None,
+            )
     except mounts.SetupFailed:
         pass
     except BaseException as error:
@@ -125,8 +132,9 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
 def _warm_up(plan: InitPlan) -> None:
     """Run once, without effect, the code that the order and the first command will run.
 
-    A page shared with the zygote is copied when it is first written to, and an interpreter writes to every object
-    that it touches (reference counts): some 300 pages at 3 µs each, paid before a request waits for them.
+    A page shared with the zygote is copied when it is first written to, and an interpreter writes to every
+    object that it touches (reference counts): some 300 pages at 3 µs each, paid before a request waits for
+    them.
     """
     with contextlib.suppress(OSError, OperationError):
         rules = ruleset(plan)
@@ -166,7 +174,9 @@ def _live(plan: InitPlan, order: Order, failure: mounts.SetupFailed | None) -> i
         oom_score = OomScore(plan.scores)  # its file cannot be opened by a process that is not dumpable
         _harden(plan)
     except mounts.SetupFailed as failed:
-        frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+        frames.send(
+            sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message}
+        )
         return 1
     frames.send(sock, {"event": "ready", "address": address, "namespaces": _namespaces()})
     InitLoop(sock, plan.mount_plan.workspace_root, oom_score, plan.files).serve()
@@ -211,7 +221,9 @@ def _prepare(plan: InitPlan) -> None:
     if plan.isolated:
         with mounts.step("bring up loopback (needs CAP_NET_ADMIN; manager.docker.net_admin gives it)"):
             bring_up_loopback()
-    mounts.prepare_session(plan.mount_plan, read_only=plan.read_only, own_network=plan.isolated, terminals=plan.terminals)
+    mounts.prepare_session(
+        plan.mount_plan, read_only=plan.read_only, own_network=plan.isolated, terminals=plan.terminals
+    )
 
 
 def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
@@ -227,7 +239,17 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
     with ours, theirs:
         root = plan.mount_plan.workspace_root
         own = plan.isolated
-        native.give_order(ours, plan.hardening, plan.scores, plan.files, sock_fd, rules, own_network=own, root=root, address=address)
+        native.give_order(
+            ours,
+            plan.hardening,
+            plan.scores,
+            plan.files,
+            sock_fd,
+            rules,
+            own_network=own,
+            root=root,
+            address=address,
+        )
         try:
             native.become(plan.program_fd, theirs.fileno())
         finally:
@@ -236,13 +258,19 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
 
 
 def ruleset(plan: InitPlan) -> int:
-    """Make the Landlock ruleset for the mounts of this namespace, not in force yet; -1 when none is needed."""
+    """Make the Landlock ruleset for the mounts of this namespace, not in force yet; -1 when none is needed."""  # noqa: E501
     landlock = plan.hardening.landlock
-    return landlock.ruleset(mounts.writable_folders(plan.mount_plan.workspace_root)) if plan.read_only and landlock.abi else -1
+    return (
+        landlock.ruleset(mounts.writable_folders(plan.mount_plan.workspace_root))
+        if plan.read_only and landlock.abi
+        else -1
+    )
 
 
 def _enter(plan: InitPlan, order: Order) -> str | None:
-    """Mount the session's own part and wait for its network. Returns the address of an isolated session, if any."""
+    """Mount the session's own part and wait for its network. Returns the address of an isolated session, if
+    any.
+    """
     mounts.enter_session(plan.mount_plan, order.mount_fd, read_only=plan.read_only, masked=order.masked)
     address: str | None = None
     if order.network_fd is not None:
@@ -258,6 +286,10 @@ def _harden(plan: InitPlan) -> None:
         plan.hardening.apply(writable, own_network=plan.isolated)
         os.dup2(0, 2)  # 0 and 1 are /dev/null since the zygote
         for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_DFL)  # pid 1 ignores them then (pid_namespaces(7)); SIGHUP stays ignored for spawn.start
+            signal.signal(
+                signum, signal.SIG_DFL
+            )  # pid 1 ignores them then (pid_namespaces(7)); SIGHUP stays ignored for spawn.start
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it
+        syscalls.prctl(
+            syscalls.PR_SET_PDEATHSIG, signal.SIGKILL
+        )  # last: a change of credentials would clear it

@@ -18,7 +18,9 @@ from eos_agent.kernel.passwd import primary_group
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 
 Action: TypeAlias = "tuple[Any, ...]"
-"""A file action of posix_spawn(3): (POSIX_SPAWN_OPEN, fd, path, flags, mode) or (POSIX_SPAWN_DUP2, fd, new fd)."""
+"""A file action of posix_spawn(3): (POSIX_SPAWN_OPEN, fd, path, flags, mode) or (POSIX_SPAWN_DUP2, fd, new
+fd).
+"""
 
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430  # asm-generic/ioctls.h
 _SIGNALS = sorted(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
@@ -26,13 +28,17 @@ _SIGNALS_BUT_HUP = [s for s in _SIGNALS if s != signal.SIGHUP]
 
 
 def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], list[int], list[Action]]:
-    """Names and descriptors that go to the agent, those that the child gets, and the file actions of posix_spawn."""
+    """Names and descriptors that go to the agent, those that the child gets, and the file actions of
+    posix_spawn.
+    """
     if tty:
         try:
             return _terminal()
         except OSError as error:
             details = {"errno": errno.errorcode.get(error.errno or 0, "EIO")}
-            raise OperationError(OPERATION_FAILED, f"cannot make a terminal: {error.strerror}", details, reason="no_terminal") from None
+            raise OperationError(
+                OPERATION_FAILED, f"cannot make a terminal: {error.strerror}", details, reason="no_terminal"
+            ) from None
     names: list[str] = []
     ours: list[int] = []
     theirs: list[int] = []
@@ -64,17 +70,32 @@ def _terminal() -> tuple[list[str], list[int], list[int], list[Action]]:
     fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
     number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
+    opened = (
+        os.POSIX_SPAWN_OPEN,
+        0,
+        f"/dev/pts/{number}",
+        os.O_RDWR,
+        0,
+    )  # the leader's open makes it the controlling terminal
     return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
 
 
 def start(
-    program: str, argv: list[str], env: dict[str, str], actions: list[Action], *, tty: bool, uid: int | None, files: OpenFiles | None
+    program: str,
+    argv: list[str],
+    env: dict[str, str],
+    actions: list[Action],
+    *,
+    tty: bool,
+    uid: int | None,
+    files: OpenFiles | None,
 ) -> int:
-    """Start `program` as the leader of a new session, in the present working directory, with default signals. Returns its pid.
+    """Start `program` as the leader of a new session, in the present working directory, with default signals.
+    Returns its pid.
 
-    On a terminal SIGHUP stays ignored, as under nohup(1): when a session leader ends, the kernel hangs up on the foreground group of its
-    terminal (disassociate_ctty, drivers/tty/tty_jobctrl.c), and that is where a shell without job control leaves its `cmd &`.
+    On a terminal SIGHUP stays ignored, as under nohup(1): when a session leader ends, the kernel hangs up on
+    the foreground group of its terminal (disassociate_ctty, drivers/tty/tty_jobctrl.c), and that is where a
+    shell without job control leaves its `cmd &`.
 
     Raises:
         OSError: of execve(2) or of a file action; nothing runs then.
@@ -82,7 +103,11 @@ def start(
     defaults = _SIGNALS_BUT_HUP if tty else _SIGNALS
     if uid is None:
         with fd_limits.for_a_command(files) as pids:
-            pids.append(os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=defaults))
+            pids.append(
+                os.posix_spawn(
+                    program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=defaults
+                )
+            )
         return pids[0]
     gid = primary_group(uid)
     readable, writable = os.pipe()
@@ -150,20 +175,31 @@ def find_program(name: str, path: str) -> str:
 
 def cwd_not_found(cwd: str, error: OSError) -> OperationError:
     details = {"cwd": cwd, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
-    return OperationError(OPERATION_FAILED, f"cannot enter the working directory {cwd}: {error.strerror}", details, reason="cwd_not_found")
+    return OperationError(
+        OPERATION_FAILED,
+        f"cannot enter the working directory {cwd}: {error.strerror}",
+        details,
+        reason="cwd_not_found",
+    )
 
 
 def too_many_in_flight() -> OperationError:
-    """Programs of this user left so many descriptors lying in unix sockets that the kernel takes no more; the command was not run, or was killed."""
+    """Programs of this user left so many descriptors lying in unix sockets that the kernel takes no more; the
+    command was not run, or was killed.
+    """
     details = {
         "errno": "ETOOMANYREFS",
         "retryable": True,
         "hint": "end the programs that send descriptors and do not receive them, then repeat the call",
     }
-    message = "the output of the command cannot be handed over: too many descriptors of this user are in flight"
+    message = (
+        "the output of the command cannot be handed over: too many descriptors of this user are in flight"
+    )
     return OperationError(OPERATION_FAILED, message, details, reason="too_many_in_flight")
 
 
 def exec_failed(program: str, error: OSError) -> OperationError:
     details = {"program": program, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
-    return OperationError(OPERATION_FAILED, f"cannot run {program}: {error.strerror}", details, reason="exec_failed")
+    return OperationError(
+        OPERATION_FAILED, f"cannot run {program}: {error.strerror}", details, reason="exec_failed"
+    )

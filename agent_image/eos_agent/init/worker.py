@@ -1,8 +1,8 @@
 """Run a file operation in a child of init: a long one blocks nothing else, and one that hangs can be killed.
 
-The child is a fork of the single-threaded init, hardened and not dumpable like it. It writes frames into a pipe and
-ends. The last frame is the reply, which init passes on; a frame before it is the reply in case the child is killed.
-Other processes of the session may kill it, as they may kill each other.
+The child is a fork of the single-threaded init, hardened and not dumpable like it. It writes frames into a
+pipe and ends. The last frame is the reply, which init passes on; a frame before it is the reply in case the
+child is killed. Other processes of the session may kill it, as they may kill each other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ Undo = Callable[[], None]
 
 
 class Worker:
-    """One operation in progress. `fd` becomes readable when the child has written a frame or ended; `close` closes it."""
+    """One operation in progress. `fd` becomes readable when the child has written a frame or ended; `close`
+    closes it.
+    """
 
     def __init__(self, number: int, work: Work, limit_s: float | None, undo: Undo | None = None) -> None:
         """Fork.
 
         Args:
-            work: runs in the child and returns the reply to request `number`, without its id. A reply that it passes
-                to its callback stands in when the child is killed.
+            work: runs in the child and returns the reply to request `number`, without its id. A reply that it
+                passes to its callback stands in when the child is killed.
             limit_s: seconds after which the child is killed; None for work that must finish.
             undo: run in another child when this one was killed.
         Raises:
@@ -56,7 +58,9 @@ class Worker:
             _live(writable, work)
 
     def read(self) -> dict[str, Any] | None:
-        """Read what the child wrote. Returns the reply when the child has ended (an error if it wrote none), else None."""
+        """Read what the child wrote. Returns the reply when the child has ended (an error if it wrote none),
+        else None.
+        """
         raw = os.read(self.fd, READ_BYTES)
         if raw:
             try:
@@ -85,12 +89,14 @@ class Worker:
 
 
 def _failed(why: str, reason: str) -> dict[str, Any]:
-    error = OperationError(OPERATION_FAILED, f"file operation: {why}", {"retryable": reason == "operation_killed"}, reason=reason)
+    error = OperationError(
+        OPERATION_FAILED, f"file operation: {why}", {"retryable": reason == "operation_killed"}, reason=reason
+    )
     return {"error": {"kind": error.kind, "message": error.message, "details": error.details}}
 
 
 def _live(writable: int, work: Work) -> None:
-    """Run the child. It keeps none of init's descriptors: a copy of the socket would keep the session alive."""
+    """Run the child. It keeps none of init's descriptors: a copy of the socket would keep the session alive."""  # noqa: E501
     try:
         os.dup2(writable, 3, inheritable=False)
         syscalls.close_range(4)

@@ -14,7 +14,9 @@ from eos_agent.ipc import frames as channel
 class FrameSocket:
     """The agent's end of one socket: frames in by callback, frames out in order."""
 
-    def __init__(self, sock: socket.socket, on_frame: Callable[[channel.Frame], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, on_frame: Callable[[channel.Frame], None], on_end: Callable[[], None]
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._on_frame = on_frame

@@ -49,7 +49,9 @@ def rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
 
 
-def send(sock: socket.socket, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()) -> None:
+def send(
+    sock: socket.socket, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()
+) -> None:
     """Send one frame over a blocking socket; the caller keeps and closes its own copies of `fds`."""
     raw = encode(message, data, len(fds))
     sent = sock.sendmsg([raw], rights(fds))
@@ -87,7 +89,11 @@ class FrameDecoder:
         while len(self._buffer) >= HEADER.size:
             json_bytes, data_bytes, fd_count = HEADER.unpack_from(self._buffer)
             has_data = data_bytes != NO_DATA
-            if json_bytes > MAX_JSON_BYTES or (has_data and data_bytes > MAX_DATA_BYTES) or fd_count > MAX_FDS:
+            if (
+                json_bytes > MAX_JSON_BYTES
+                or (has_data and data_bytes > MAX_DATA_BYTES)
+                or fd_count > MAX_FDS
+            ):
                 raise BadFrame(f"frame of {json_bytes} + {data_bytes} bytes and {fd_count} descriptors")
             body_end = HEADER.size + json_bytes
             end = body_end + (data_bytes if has_data else 0)

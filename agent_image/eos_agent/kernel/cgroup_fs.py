@@ -22,7 +22,10 @@ def memberships() -> dict[str, str]:
     """Map hierarchy to our path in our cgroup namespace, version 2 ("") last. Named hierarchies are left
     out."""
     found: dict[str, str] = {}
-    with contextlib.suppress(FileNotFoundError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         for line in file:
             _, hierarchy, path = line.rstrip("\n").split(":", 2)
             if not hierarchy.startswith("name="):

@@ -25,7 +25,12 @@ from eos_agent.kernel.cgroup_fs import descend, memberships, name_of, read, remo
 from layerstack.kernel import fsync
 
 CONTROLLERS = ("memory", "pids", "cpu")
-APPLIED, UNPROFILED, UNSUPPORTED, NOT_CONFIGURED = "applied", "available_unprofiled", "unsupported", "not_configured"
+APPLIED, UNPROFILED, UNSUPPORTED, NOT_CONFIGURED = (
+    "applied",
+    "available_unprofiled",
+    "unsupported",
+    "not_configured",
+)
 OWN_PIDS = 8
 """Processes allowed beyond a session's limit: its init and the helpers of file operations."""
 # 6: SCHED_DEADLINE. SCHED_RESET_ON_FORK changes the number, and no child inherits the class
@@ -71,7 +76,9 @@ class Groups:
     `state` and `reason` as in contract 7.7; `applied` are the limits enforced for each session.
     """
 
-    def __init__(self, parts: list[CgroupPart], wanted: Wanted | None, state: str, reason: str | None) -> None:
+    def __init__(
+        self, parts: list[CgroupPart], wanted: Wanted | None, state: str, reason: str | None
+    ) -> None:
         self.parts = parts
         self.wanted = wanted
         self.state, self.reason = state, reason
@@ -175,7 +182,9 @@ class Groups:
 NONE = Groups([], None, UNSUPPORTED, "not enforced: this process was started without cgroups")
 
 
-def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none: str | None = None, whole: bool = False) -> Groups:
+def open_groups(
+    sandbox_id: str, store: str, wanted: Wanted | None, *, why_none: str | None = None, whole: bool = False
+) -> Groups:
     """Make the agent's cgroups. Never fails: a limit that is not available is missing in `applied` and named
     in `reason`.
 
@@ -219,7 +228,11 @@ def _keep_for_the_agent(groups: Groups, wanted: Wanted) -> None:
     part, most = groups.unified, wanted.workload.memory_max_bytes
     if part is not None and "memory" in part.controllers and most is not None:
         with contextlib.suppress(OSError, ValueError):  # without a limit of the container there is no rest
-            write(part.parent_fd, f"{CONTROL_LEAF}/memory.min", str(max(0, int(read(part.parent_fd, "memory.max")) - most)))
+            write(
+                part.parent_fd,
+                f"{CONTROL_LEAF}/memory.min",
+                str(max(0, int(read(part.parent_fd, "memory.max")) - most)),
+            )
 
 
 def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
@@ -249,7 +262,9 @@ def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
     )
     groups.state = APPLIED if held else UNSUPPORTED
     if missing:
-        groups.reason = "not enforced: " + "; ".join(f"{controller}: {why}" for controller, why in missing.items())
+        groups.reason = "not enforced: " + "; ".join(
+            f"{controller}: {why}" for controller, why in missing.items()
+        )
 
 
 def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, str]) -> None:
@@ -343,7 +358,9 @@ def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], who
         os.close(root)
 
 
-def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _places(
+    root: int, own: str, controllers: tuple[str, ...], whole: bool
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Candidates of version 2 for the parent of our cgroup: our own if we are alone in it, else the nearest
     one above, else our own if it was delegated to this user. The next one is requested if the last was not
     writable."""
@@ -423,11 +440,17 @@ def reap(record: str, sandbox_id: str, store: str, *, but: Groups | None = None)
     base = folder_name(sandbox_id, store)
     own = {(part.hierarchy, part.path) for part in but.parts} if but is not None else set[tuple[str, str]]()
     found: set[tuple[str, str]] = set()
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(record, encoding="utf-8") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+        open(record, encoding="utf-8") as file,
+    ):
         found = {(str(one["hierarchy"]), str(one["path"])) for one in json.load(file)["folders"]}
     for part in but.parts if but is not None else ():
         with contextlib.suppress(OSError):
-            found |= {(part.hierarchy, os.path.join(os.path.dirname(part.path), name)) for name in os.listdir(part.parent_fd)}
+            found |= {
+                (part.hierarchy, os.path.join(os.path.dirname(part.path), name))
+                for name in os.listdir(part.parent_fd)
+            }
     removed = 0
     for hierarchy, path in sorted(found - own):
         if os.path.basename(path).rpartition(".")[0] != base:

@@ -1,6 +1,7 @@
 """Isolate containers of one engine from each other: of their shared network, routes keep only the gateway.
 
-    172.17.0.0/16 dev eth0   ->   172.17.0.1 dev eth0, unreachable 172.17.0.0/16;   fd00::/64 and fe80::/64 likewise
+    172.17.0.0/16 dev eth0   ->   172.17.0.1 dev eth0, unreachable 172.17.0.0/16;   fd00::/64 and fe80::/64
+    likewise
 
 A container neither answers nor connects to addresses there, whichever side begins. Packets from there (bound
 to the interface by their sender, broadcast, multicast) have no return route, and the kernel drops them for
@@ -34,7 +35,8 @@ _UNICAST, _UNREACHABLE = 1, 7
 _MAIN, _STATIC, _SCOPE_UNIVERSE, _SCOPE_LINK = 254, 4, 0, 253
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _ONLY_FROM_WHERE_IT_GOES = nested(  # strict mode: drop packets whose source has another route, or none
-    netlink.IFLA_AF_SPEC, nested(socket.AF_INET, nested(netlink.IFLA_INET_CONF, number(netlink.IPV4_DEVCONF_RP_FILTER, 1)))
+    netlink.IFLA_AF_SPEC,
+    nested(socket.AF_INET, nested(netlink.IFLA_INET_CONF, number(netlink.IPV4_DEVCONF_RP_FILTER, 1))),
 )
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -73,7 +75,11 @@ def _first_nameservers(record: str) -> list[Address]:
     """Read the name servers of the record, or make it. A record that cannot be read counts as empty."""
     if not os.path.lexists(record):
         found = nameservers()
-        fsync.write_file(record, json.dumps({"format": 1, "nameservers": [str(address) for address in found]}).encode() + b"\n", mode=0o600)
+        fsync.write_file(
+            record,
+            json.dumps({"format": 1, "nameservers": [str(address) for address in found]}).encode() + b"\n",
+            mode=0o600,
+        )
         return found
     try:
         with open(record, "rb") as file:
@@ -96,7 +102,9 @@ def cut_off(connection: Netlink, kept: Iterable[Address] = ()) -> list[Network]:
     links: dict[int, None] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         routes = list(_routes(connection, family))
-        gateways = [(way.link, way.gateway) for way in routes if way.gateway is not None and not way.to.prefixlen]
+        gateways = [
+            (way.link, way.gateway) for way in routes if way.gateway is not None and not way.to.prefixlen
+        ]
         links.update((link, None) for link, _ in gateways)
         for near in routes:
             if near.gateway is not None or near.to.prefixlen in (0, near.to.max_prefixlen):
@@ -133,7 +141,12 @@ def _routes(connection: Netlink, of: int) -> Iterable[KernelRoute]:
         gateway = found.get(_RTA_GATEWAY)
         to = ipaddress.ip_network((found.get(_RTA_DST, bytes(4 if of == socket.AF_INET else 16)), length))
         metric = struct.unpack("=I", found.get(_RTA_PRIORITY, bytes(4)))[0]
-        yield KernelRoute(to, struct.unpack("=I", found[_RTA_OIF])[0], None if gateway is None else ipaddress.ip_address(gateway), metric)
+        yield KernelRoute(
+            to,
+            struct.unpack("=I", found[_RTA_OIF])[0],
+            None if gateway is None else ipaddress.ip_address(gateway),
+            metric,
+        )
 
 
 def _put(connection: Netlink, kind: int, to: Network, near: KernelRoute) -> None:
@@ -142,6 +155,8 @@ def _put(connection: Netlink, kind: int, to: Network, near: KernelRoute) -> None
     scope = _SCOPE_UNIVERSE if kind == _UNREACHABLE else _SCOPE_LINK
     family = socket.AF_INET if to.version == 4 else socket.AF_INET6
     head = _ROUTE.pack(family, to.prefixlen, 0, 0, _MAIN, _STATIC, scope, kind, 0)
-    parts = attribute(_RTA_DST, to.network_address.packed) + (b"" if kind == _UNREACHABLE else number(_RTA_OIF, near.link))
+    parts = attribute(_RTA_DST, to.network_address.packed) + (
+        b"" if kind == _UNREACHABLE else number(_RTA_OIF, near.link)
+    )
     parts += number(_RTA_PRIORITY, near.metric) if near.metric else b""
     connection.do(_RTM_NEWROUTE, head, parts, flags=NLM_F_CREATE | _NLM_F_REPLACE)

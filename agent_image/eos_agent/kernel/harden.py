@@ -151,7 +151,9 @@ def _only_families(machine: str, *, raw_sockets: bool) -> list[bytes]:
     read the traffic of the shared network, which has the agent's token in the gateway's requests over TCP
     (ADR 0026).
     """
-    deny, allow, unknown = (_op(_RETURN, 0, 0, k) for k in (_errno(errno.EPERM), _ALLOW, _errno(errno.EAFNOSUPPORT)))
+    deny, allow, unknown = (
+        _op(_RETURN, 0, 0, k) for k in (_errno(errno.EPERM), _ALLOW, _errno(errno.EAFNOSUPPORT))
+    )
     domain, kind, protocol = (_op(_LOAD, 0, 0, _ARGUMENTS + 8 * n) for n in range(3))
     pairs = [domain, _op(_JEQ, 0, 1, _AF_UNIX), allow, unknown]
     body: list[bytes] = []
@@ -168,7 +170,12 @@ def _only_families(machine: str, *, raw_sockets: bool) -> list[bytes]:
         body += [protocol, _op(_JEQ, 1, 0, _PING[0]), _op(_JEQ, 0, 1, _PING[1]), allow, deny]
     else:
         body += [unknown]
-    return [_op(_JEQ, 0, len(pairs), _SOCKETPAIR[machine]), *pairs, _op(_JEQ, 0, len(body), _SOCKET[machine]), *body]
+    return [
+        _op(_JEQ, 0, len(pairs), _SOCKETPAIR[machine]),
+        *pairs,
+        _op(_JEQ, 0, len(body), _SOCKET[machine]),
+        *body,
+    ]
 
 
 def seccomp_program(machine: str = syscalls.MACHINE, *, raw_sockets: bool = False) -> bytes:
@@ -184,7 +191,12 @@ def seccomp_program(machine: str = syscalls.MACHINE, *, raw_sockets: bool = Fals
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"seccomp: no system call numbers known for {machine}")
     deny, allow = _op(_RETURN, 0, 0, _errno(errno.EPERM)), _op(_RETURN, 0, 0, _ALLOW)
-    program = [_op(_LOAD, 0, 0, _ARCH), _op(_JEQ, 1, 0, _AUDIT_ARCH[machine]), deny, _op(_LOAD, 0, 0, _NUMBER)]
+    program = [
+        _op(_LOAD, 0, 0, _ARCH),
+        _op(_JEQ, 1, 0, _AUDIT_ARCH[machine]),
+        deny,
+        _op(_LOAD, 0, 0, _NUMBER),
+    ]
     if machine == "x86_64":
         program += [_op(_JGE, 0, 1, _X32_BIT), _op(_RETURN, 0, 0, _KILL_PROCESS)]
     program += [_op(_JEQ, 0, 1, _CLONE3), _op(_RETURN, 0, 0, _errno(errno.ENOSYS))]
@@ -195,7 +207,13 @@ def seccomp_program(machine: str = syscalls.MACHINE, *, raw_sockets: bool = Fals
         mode = _ARGUMENTS + 8 * argument
         program += [_op(_JEQ, 0, 6, number), _op(_LOAD, 0, 0, mode), _op(_AND, 0, 0, 0o170000)]
         program += [_op(_JEQ, 1, 0, 0o020000), _op(_JEQ, 0, 1, 0o060000), deny, allow]
-    program += [_op(_JEQ, 0, 3, _CLONE[machine]), _op(_LOAD, 0, 0, _ARGUMENTS), _op(_JSET, 0, 1, _NAMESPACE_FLAGS), deny, allow]
+    program += [
+        _op(_JEQ, 0, 3, _CLONE[machine]),
+        _op(_LOAD, 0, 0, _ARGUMENTS),
+        _op(_JSET, 0, 1, _NAMESPACE_FLAGS),
+        deny,
+        allow,
+    ]
     return b"".join(program)
 
 

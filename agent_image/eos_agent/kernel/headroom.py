@@ -55,7 +55,9 @@ class _Memory(NamedTuple):
 
     @staticmethod
     def of(where: str, fd: int, *, version_2: bool) -> _Memory:
-        return _Memory(where, fd, version_2, _open(fd, "memory.current" if version_2 else "memory.usage_in_bytes"))
+        return _Memory(
+            where, fd, version_2, _open(fd, "memory.current" if version_2 else "memory.usage_in_bytes")
+        )
 
     def limit(self) -> int | None:
         return _number(self.fd, "memory.max" if self.version_2 else "memory.limit_in_bytes")
@@ -64,7 +66,11 @@ class _Memory(NamedTuple):
         return int(os.pread(self.usage_fd, 32, 0))
 
     def reclaimable(self) -> int:
-        names = ("inactive_file", "active_file", "slab_reclaimable") if self.version_2 else ("total_inactive_file", "total_active_file")
+        names = (
+            ("inactive_file", "active_file", "slab_reclaimable")
+            if self.version_2
+            else ("total_inactive_file", "total_active_file")
+        )
         fd = _open(self.fd, "memory.stat")
         try:
             words = os.pread(fd, 65536, 0).decode().split()
@@ -117,7 +123,11 @@ class Headroom:
     def shortage(self, making: int, fresh: int) -> Shortage | None:
         """The limit without room, reclaimable memory counted as free; None if there is room."""
         found = self._processes(making) or self._memory(making, fresh)
-        if found is not None and found.unit == "bytes" and time.monotonic() - self._reclaimed >= RECLAIM_EVERY_S:
+        if (
+            found is not None
+            and found.unit == "bytes"
+            and time.monotonic() - self._reclaimed >= RECLAIM_EVERY_S
+        ):
             self._reclaimed = time.monotonic()
             for level in self._levels:
                 if level.where == found.where:
@@ -164,7 +174,9 @@ def open_headroom(groups: Groups, session_bytes: int = SESSION_BYTES) -> Headroo
     for part in groups.parts:
         if "memory" in part.controllers:
             with contextlib.suppress(OSError):
-                levels.append(_Memory.of("all sessions together", os.dup(part.fd), version_2=not part.hierarchy))
+                levels.append(
+                    _Memory.of("all sessions together", os.dup(part.fd), version_2=not part.hierarchy)
+                )
         if "pids" in part.controllers:
             with contextlib.suppress(OSError):
                 pids.append((_open(part.fd, "pids.current"), os.dup(part.fd)))
@@ -186,7 +198,11 @@ def _above() -> Iterator[_Memory]:
                 if _number(fd, "memory.limit_in_bytes" if hierarchy else "memory.max") is None:
                     os.close(fd)
                 else:
-                    yield _Memory.of("the sandbox" if path in ("/", own) else f"{name_of(hierarchy)} {path}", fd, version_2=not hierarchy)
+                    yield _Memory.of(
+                        "the sandbox" if path in ("/", own) else f"{name_of(hierarchy)} {path}",
+                        fd,
+                        version_2=not hierarchy,
+                    )
                 if path in ("/", ""):
                     break
                 path = os.path.dirname(path)
@@ -215,9 +231,18 @@ def refused(found: Shortage, sessions: int) -> OperationError:
 
 def too_many(sessions: int, value: int) -> OperationError:
     """The error when the configured number of sessions is reached."""
-    details = {"limit": "runtime.workspace.max_sessions", "value": value, "sessions": sessions, "retryable": True, "hint": HINT}
+    details = {
+        "limit": "runtime.workspace.max_sessions",
+        "value": value,
+        "sessions": sessions,
+        "retryable": True,
+        "hint": HINT,
+    }
     return OperationError(
-        SERVER_BUSY, f"no room for another session: there are {sessions}, which is the limit", details, reason="sandbox_full"
+        SERVER_BUSY,
+        f"no room for another session: there are {sessions}, which is the limit",
+        details,
+        reason="sandbox_full",
     )
 
 

@@ -35,7 +35,20 @@ _ENTRIES_MAX = 400
 """A directory with mounts below it and more entries than this is bind-mounted: each entry would be a
 mount."""
 _NOT_SHOWN = frozenset(
-    {"autofs", "nsfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "binfmt_misc", "debugfs", "tracefs"}
+    {
+        "autofs",
+        "nsfs",
+        "proc",
+        "sysfs",
+        "cgroup",
+        "cgroup2",
+        "devpts",
+        "devtmpfs",
+        "mqueue",
+        "binfmt_misc",
+        "debugfs",
+        "tracefs",
+    }
 )
 _HARMLESS = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 
@@ -76,7 +89,9 @@ class _Composer:
         self._hidden = _outermost(looking.spots(hidden))
         here = looking.spot(self._source)
         if self._source != "/" and here is not None and self._is_hidden(here):
-            raise OSError(errno.EACCES, "a path that is hidden from sessions cannot be their root", self._source)
+            raise OSError(
+                errno.EACCES, "a path that is hidden from sessions cannot be their root", self._source
+            )
         self._shown = ViewPaths([], {}, False)
         self._done: set[int] = set()
         self._layers = 0
@@ -123,16 +138,27 @@ class _Composer:
     def _spot(self, inside: str) -> tuple[Mount, Spot]:
         """Find the mount and the spot of `inside`."""
         place = os.path.normpath(self._source + "/" + inside)
-        mount = max((mount for mount in self._mounts if is_below(place, mount.point)), key=lambda mount: len(mount.point))
-        return mount, Spot(mount.device, os.path.normpath(os.path.join(mount.root, os.path.relpath(place, mount.point))))
+        mount = max(
+            (mount for mount in self._mounts if is_below(place, mount.point)),
+            key=lambda mount: len(mount.point),
+        )
+        return mount, Spot(
+            mount.device, os.path.normpath(os.path.join(mount.root, os.path.relpath(place, mount.point)))
+        )
 
     def _is_hidden(self, here: Spot) -> bool:
-        return here in self._hidden or any(Spot(here.device, above) in self._hidden for above in _above(here.path))
+        return here in self._hidden or any(
+            Spot(here.device, above) in self._hidden for above in _above(here.path)
+        )
 
     def _hidden_below(self, inside: str, here: Spot) -> list[str]:
         """List hidden paths below `here`, relative to it."""
         top = here.path.rstrip("/") + "/"
-        return [spot.path[len(top) :] for spot in self._hidden if spot.device == here.device and spot.path.startswith(top)]
+        return [
+            spot.path[len(top) :]
+            for spot in self._hidden
+            if spot.device == here.device and spot.path.startswith(top)
+        ]
 
     def _mounted(self, mount: Mount, inside: str) -> None:
         """Add the mounts below `inside`."""
@@ -157,7 +183,11 @@ class _Composer:
         """Mount an overlay of the directory `inside`, of one mount; `names` becomes /etc/resolv.conf."""
         mount, here = self._spot(inside)
         fd = os.open(self._outside(inside), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        before = ViewPaths(list(self._shown.masked), {folder: list(paths) for folder, paths in self._shown.late.items()}, self._shown.bound)
+        before = ViewPaths(
+            list(self._shown.masked),
+            {folder: list(paths) for folder, paths in self._shown.late.items()},
+            self._shown.bound,
+        )
         try:
             layer = self._layer(inside, mount, here, fd)
             if names is not None:
@@ -166,7 +196,10 @@ class _Composer:
                     file.write(names)
             attributes = _HARMLESS | (syscalls.MOUNT_ATTR_NOEXEC if "noexec" in mount.options else 0)
             try:
-                merged = _overlay((layer, f"/proc/self/fd/{fd}") if os.listdir(layer) else (f"/proc/self/fd/{fd}", layer), attributes)
+                merged = _overlay(
+                    (layer, f"/proc/self/fd/{fd}") if os.listdir(layer) else (f"/proc/self/fd/{fd}", layer),
+                    attributes,
+                )
             except OSError as error:
                 self._shown = before
                 self._without_overlay(inside, fd, error)
@@ -188,7 +221,9 @@ class _Composer:
             place = top + path
             folder = path.rpartition("/")[0]
             if folder not in folders:
-                folders[folder] = not _is_private(top + folder) and os.path.isdir(f"/proc/self/fd/{fd}/{folder}")
+                folders[folder] = not _is_private(top + folder) and os.path.isdir(
+                    f"/proc/self/fd/{fd}/{folder}"
+                )
                 if folders[folder]:
                     _add_folders(layer, fd, folder)
             if is_below(self._workspace, place):
@@ -198,7 +233,11 @@ class _Composer:
             elif not _is_private(place):
                 self._shown.late.setdefault(top + folder, []).append(place)
         for point in (*(f"/{name}" for name in KERNEL_TREES), *_PRIVATE, self._workspace):
-            if is_below(point, inside) and point != inside and self._spot(os.path.dirname(point))[0].number == mount.number:
+            if (
+                is_below(point, inside)
+                and point != inside
+                and self._spot(os.path.dirname(point))[0].number == mount.number
+            ):
                 path = os.path.relpath(point, inside)
                 if not os.path.isdir(f"/proc/self/fd/{fd}/{path}"):
                     with contextlib.suppress(FileExistsError, NotADirectoryError):
@@ -211,7 +250,9 @@ class _Composer:
         below = [
             mount
             for mount in self._mounts
-            if (point := self._inside(mount.point)) is not None and point != inside and is_below(point, inside)
+            if (point := self._inside(mount.point)) is not None
+            and point != inside
+            and is_below(point, inside)
         ]
         names = os.listdir(f"/proc/self/fd/{fd}/") if below else []
         if below and len(names) <= _ENTRIES_MAX:
@@ -244,7 +285,11 @@ class _Composer:
             os.symlink(os.readlink(source), target)
         elif stat.S_ISDIR(found.st_mode):
             os.mkdir(target, 0o755)
-            if inside in _PRIVATE or inside.lstrip("/") in KERNEL_TREES or (inside == mount.point and mount.kind in _NOT_SHOWN):
+            if (
+                inside in _PRIVATE
+                or inside.lstrip("/") in KERNEL_TREES
+                or (inside == mount.point and mount.kind in _NOT_SHOWN)
+            ):
                 return
             if self._is_hidden(here):
                 self._shown.masked.append(inside)
@@ -275,7 +320,10 @@ def refresh(namespace_of: int) -> None:
         ours = [line.split(b" ", 5) for line in table if f" - overlay {_MARK} ".encode() in line]
         points = [(int(words[0]), words[4]) for words in ours]
     for number, point in points:
-        with contextlib.suppress(OSError), _opened(f"/proc/{namespace_of}/root{mountinfo.plain(point)}") as fd:
+        with (
+            contextlib.suppress(OSError),
+            _opened(f"/proc/{namespace_of}/root{mountinfo.plain(point)}") as fd,
+        ):
             # a mount over it must not become read-only: it may be a file system of the machine
             if mountinfo.number_of(fd) != number:
                 continue

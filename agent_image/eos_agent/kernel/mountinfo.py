@@ -114,7 +114,12 @@ class Looking:
         elif real in self._at:
             found = real, self._at[real]
         else:
-            found = real, None if above is None else Spot(above.device, os.path.join(above.path, os.path.basename(path)))
+            found = (
+                real,
+                None
+                if above is None
+                else Spot(above.device, os.path.join(above.path, os.path.basename(path))),
+            )
         self._folders[path] = found
         return found
 
@@ -125,7 +130,9 @@ def places(here: Spot, mounts: Iterable[Mount]) -> list[str]:
     for mount in mounts:
         if mount.device == here.device:
             if is_below(here.path, mount.root):
-                found[os.path.normpath(os.path.join(mount.point, os.path.relpath(here.path, mount.root)))] = None
+                found[os.path.normpath(os.path.join(mount.point, os.path.relpath(here.path, mount.root)))] = (
+                    None
+                )
             elif is_below(mount.root, here.path):
                 found[mount.point] = None
     return list(found)
@@ -161,4 +168,7 @@ def number_of(fd: int) -> int:
 
 def clone(path: str, *, recursive: bool = False) -> int:
     """Make a detached copy of the mount at `path`; with `recursive` also of the mounts below."""
-    return syscalls.open_tree(path, syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | (syscalls.AT_RECURSIVE if recursive else 0))
+    return syscalls.open_tree(
+        path,
+        syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | (syscalls.AT_RECURSIVE if recursive else 0),
+    )

@@ -40,7 +40,11 @@ def bind_base(base_dir: str, target: str) -> None:
     os.makedirs(target, exist_ok=True)
     tree = syscalls.open_tree(base_dir)
     try:
-        syscalls.mount_setattr("", syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV, dir_fd=tree)
+        syscalls.mount_setattr(
+            "",
+            syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV,
+            dir_fd=tree,
+        )
         syscalls.move_mount(tree, target)
     finally:
         os.close(tree)

@@ -113,12 +113,16 @@ class Netlink:
         host = (1 << (32 - prefix)) - 1
         broadcast = struct.pack(">I", struct.unpack(">I", raw)[0] | host)
         body = _ADDRESS.pack(socket.AF_INET, prefix, 0, 0, index)
-        addresses = attribute(IFA_LOCAL, raw) + attribute(IFA_ADDRESS, raw) + attribute(IFA_BROADCAST, broadcast)
+        addresses = (
+            attribute(IFA_LOCAL, raw) + attribute(IFA_ADDRESS, raw) + attribute(IFA_BROADCAST, broadcast)
+        )
         self.do(RTM_NEWADDR, body, addresses, flags=NLM_F_CREATE | NLM_F_EXCL)
 
     def _exchange(self, kind: int, body: bytes, flags: int) -> list[bytes]:
         sequence = next(self._numbers)
-        self._sock.send(_HEADER.pack(_HEADER.size + len(body), kind, flags | NLM_F_REQUEST, sequence, 0) + body)
+        self._sock.send(
+            _HEADER.pack(_HEADER.size + len(body), kind, flags | NLM_F_REQUEST, sequence, 0) + body
+        )
         answers: list[bytes] = []
         while True:
             raw = self._sock.recv(1 << 16)

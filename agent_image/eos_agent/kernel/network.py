@@ -1,7 +1,8 @@
 """The network of isolated sessions: a bridge in a network namespace without processes, an isolated port per
 session.
 
-    session's namespace: lo, eth0 10.244.0.N/24 -- veth -- port of the bridge, 10.244.0.1/24: bridge's namespace
+    session's namespace: lo, eth0 10.244.0.N/24 -- veth -- port of the bridge, 10.244.0.1/24: bridge's
+    namespace
 
 The bridge belongs to the zygote, which has only a netlink socket in its namespace: interfaces, addresses and
 rules of the container or the machine are never changed, several agents do not conflict, and the kernel
@@ -36,7 +37,10 @@ _NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _ISOLATED = netlink.nested(netlink.IFLA_PROTINFO, netlink.attribute(netlink.IFLA_BRPORT_ISOLATED, b"\1"))
 _NO_FORWARDING = netlink.nested(  # inherited from the machine, where an engine has enabled it
     netlink.IFLA_AF_SPEC,
-    netlink.nested(socket.AF_INET, netlink.nested(netlink.IFLA_INET_CONF, netlink.number(netlink.IPV4_DEVCONF_FORWARDING, 0))),
+    netlink.nested(
+        socket.AF_INET,
+        netlink.nested(netlink.IFLA_INET_CONF, netlink.number(netlink.IPV4_DEVCONF_FORWARDING, 0)),
+    ),
 )
 
 
@@ -44,7 +48,10 @@ class PoolExhausted(OSError):
     """All addresses are in use."""
 
     def __init__(self) -> None:
-        super().__init__(errno.EADDRNOTAVAIL, f"isolated_ip_pool_exhausted: all {len(HOSTS)} addresses are in use by live sessions")
+        super().__init__(
+            errno.EADDRNOTAVAIL,
+            f"isolated_ip_pool_exhausted: all {len(HOSTS)} addresses are in use by live sessions",
+        )
 
 
 class Switch:
@@ -62,7 +69,13 @@ class Switch:
         self._indexes = itertools.count(_BRIDGE_INDEX + 1)
         try:
             kind = netlink.nested(netlink.IFLA_LINKINFO, netlink.text(netlink.IFLA_INFO_KIND, "bridge"))
-            self._netlink.do(netlink.RTM_NEWLINK, netlink.link(_BRIDGE_INDEX), netlink.text(netlink.IFLA_IFNAME, BRIDGE), kind, flags=_NEW)
+            self._netlink.do(
+                netlink.RTM_NEWLINK,
+                netlink.link(_BRIDGE_INDEX),
+                netlink.text(netlink.IFLA_IFNAME, BRIDGE),
+                kind,
+                flags=_NEW,
+            )
             self._netlink.do(netlink.RTM_SETLINK, netlink.link(_BRIDGE_INDEX), _NO_FORWARDING)
             self._netlink.add_address(_BRIDGE_INDEX, GATEWAY, PREFIX)
             self._netlink.do(netlink.RTM_SETLINK, netlink.link(_BRIDGE_INDEX, up=True))
@@ -81,7 +94,11 @@ class Switch:
             raise PoolExhausted
         host = self._taken[pid] = self._free.popleft()
         index = next(self._indexes)
-        peer = netlink.link(_INTERFACE_INDEX) + netlink.text(netlink.IFLA_IFNAME, INTERFACE) + netlink.number(netlink.IFLA_NET_NS_PID, pid)
+        peer = (
+            netlink.link(_INTERFACE_INDEX)
+            + netlink.text(netlink.IFLA_IFNAME, INTERFACE)
+            + netlink.number(netlink.IFLA_NET_NS_PID, pid)
+        )
         data = netlink.nested(netlink.IFLA_INFO_DATA, netlink.nested(netlink.VETH_INFO_PEER, peer))
         self._netlink.do(
             netlink.RTM_NEWLINK,
@@ -142,7 +159,8 @@ class IsolatedNetwork:
                 self._switch = Switch()
             except OSError as error:
                 why = (
-                    f"{error.strerror}; a bridge needs CAP_NET_ADMIN (manager.docker.net_admin gives it) and a kernel with bridge and veth"
+                    f"{error.strerror}; a bridge needs CAP_NET_ADMIN (manager.docker.net_admin gives it) "
+                    f"and a kernel with bridge and veth"
                 )
                 self._refusal = OSError(error.errno, why)
         if self._switch is not None:
@@ -200,7 +218,11 @@ def unconnected(families: list[int]) -> tuple[dict[str, Any], list[int]]:
     found: list[int] = []
     for family in families:
         try:
-            fds.append(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK).detach())
+            fds.append(
+                socket.socket(
+                    family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+                ).detach()
+            )
         except OSError as error:
             if error.errno != errno.EAFNOSUPPORT:
                 for fd in fds:

@@ -33,7 +33,9 @@ class Scores(NamedTuple):
         """The values for an agent that was started with `own`; closer to each other if there is little room
         above it."""
         room = min(COMMAND, _TOP - own)
-        return Scores(max(-_TOP, own + AGENT), *(own + room * wanted // COMMAND for wanted in (ZYGOTE, INIT, COMMAND)))
+        return Scores(
+            max(-_TOP, own + AGENT), *(own + room * wanted // COMMAND for wanted in (ZYGOTE, INIT, COMMAND))
+        )
 
     @staticmethod
     def here() -> Scores:

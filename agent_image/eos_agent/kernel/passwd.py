@@ -55,8 +55,14 @@ def find_account(user: str) -> dict[str, Any]:
     if not same and not (os.getuid() == 0 and _mapped("uid", named.uid) and _mapped("gid", named.gid)):
         raise OperationError(
             OPERATION_FAILED,
-            f"commands cannot run as {user!r} (uid {named.uid}): its user namespace maps uid {os.getuid()} only",
-            {"argument": "user", "value": user, "uid": named.uid, "hint": "leave user out, or use a sandbox that root or the engine made"},
+            f"commands cannot run as {user!r} (uid {named.uid}): its user namespace maps uid "
+            f"{os.getuid()} only",
+            {
+                "argument": "user",
+                "value": user,
+                "uid": named.uid,
+                "hint": "leave user out, or use a sandbox that root or the engine made",
+            },
             reason="user_not_mapped",
         )
     return {"uid": None if same else named.uid, "name": named.name, "home": named.home}

@@ -55,7 +55,9 @@ class SessionGroup:
             cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "1")
             while "frozen 1" not in cgroup_fs.read(part.fd, f"{self._leaf}/cgroup.events"):
                 if time.monotonic() > deadline:
-                    moving = [{"pid": pid, "name": _name(pid)} for pid in cgroup_fs.members(part.fd, self._leaf)]
+                    moving = [
+                        {"pid": pid, "name": _name(pid)} for pid in cgroup_fs.members(part.fd, self._leaf)
+                    ]
                     raise OperationError(
                         OPERATION_FAILED,
                         f"cannot freeze the session: processes {moving[:8]} still run",
@@ -136,6 +138,8 @@ def _is_of(pid: int, mark: int, leader: int) -> bool:
         if not mark:
             return False
         with open(f"/proc/{pid}/limits", "rb") as file:
-            return any(line.startswith(b"Max msgqueue size") and line.split()[3] == b"%d" % mark for line in file)
+            return any(
+                line.startswith(b"Max msgqueue size") and line.split()[3] == b"%d" % mark for line in file
+            )
     except (OSError, KeyError, ValueError, IndexError):
         return False

@@ -8,7 +8,9 @@ import os
 import re
 from typing import Any
 
-_ROOT_IN_TOML = re.compile(r"^\s*(?:root|graphroot|rootless_storage_path)\s*=\s*[\"']([^\"'$]+)[\"']", re.MULTILINE)
+_ROOT_IN_TOML = re.compile(
+    r"^\s*(?:root|graphroot|rootless_storage_path)\s*=\s*[\"']([^\"'$]+)[\"']", re.MULTILINE
+)
 _BYTES_MAX = 1 << 20
 
 
@@ -28,7 +30,9 @@ def configured(homes: list[str]) -> list[str]:
     run = os.environ.get("XDG_RUNTIME_DIR")
     for path in ("/run/docker.pid", *([f"{run}/docker.pid"] if run else [])):
         found += _data_root_of(_text(path).strip())
-    return [os.path.normpath(path) for path in found if path.startswith("/") and os.path.normpath(path) != "/"]
+    return [
+        os.path.normpath(path) for path in found if path.startswith("/") and os.path.normpath(path) != "/"
+    ]
 
 
 def _data_root_of(pid: str) -> list[str]:

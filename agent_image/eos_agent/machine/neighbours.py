@@ -1,6 +1,7 @@
 """Directories of other gateways of this machine, which sessions must not see: each gateway registers its own.
 
-    <home>/.local/state/eos/gateways/<name>.json   {"format": 1, "folders": ["/abs/state", "/abs/cache"]}, 0600
+    <home>/.local/state/eos/gateways/<name>.json   {"format": 1, "folders": ["/abs/state", "/abs/cache"]},
+    0600
 
 The home directory is the one of the user database, not HOME, so that all gateways of a user find each other;
 a gateway of root reads the registers of all users. Of a note only directories count that exist and belong to
@@ -41,11 +42,15 @@ def note(home: str, folders: Sequence[str]) -> None:
     name = hashlib.sha256(text).hexdigest()[:16] + ".json"
     for other in os.listdir(register)[:NOTES_MAX]:
         named = _named(os.path.join(register, other)) if other != name and other.endswith(".json") else None
-        if named is not None and not any(os.path.lexists(folder) for folder in named[1] if folder not in folders):
+        if named is not None and not any(
+            os.path.lexists(folder) for folder in named[1] if folder not in folders
+        ):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(register, other))
     path = os.path.join(register, name)
-    fd = os.open(f"{path}.{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        f"{path}.{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     with open(fd, "wb") as file:
         file.write(text)
     os.rename(f"{path}.{os.getpid()}", path)
@@ -97,14 +102,18 @@ def _named(path: str) -> tuple[int, list[str]] | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             owner = os.fstat(fd)
-            value: dict[str, Any] = json.loads(file.read(NOTE_BYTES_MAX)) if stat.S_ISREG(owner.st_mode) else {}
+            value: dict[str, Any] = (
+                json.loads(file.read(NOTE_BYTES_MAX)) if stat.S_ISREG(owner.st_mode) else {}
+            )
         named: list[Any] | None = value["folders"] if value.get("format") == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not isinstance(named, list):
         return None
     return owner.st_uid, [
-        os.path.normpath(name) for name in named if isinstance(name, str) and name.startswith("/") and name.strip("/") and "\0" not in name
+        os.path.normpath(name)
+        for name in named
+        if isinstance(name, str) and name.startswith("/") and name.strip("/") and "\0" not in name
     ]
 
 

@@ -11,7 +11,17 @@ import errno
 import os
 import stat
 
-OWN_NAMES = frozenset({"registry.json", "gateway.pid", "gateway.lock", "gateway.token", "gateway.log", "export-records", "gateway.sock"})
+OWN_NAMES = frozenset(
+    {
+        "registry.json",
+        "gateway.pid",
+        "gateway.lock",
+        "gateway.token",
+        "gateway.log",
+        "export-records",
+        "gateway.sock",
+    }
+)
 _OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-", "eos-rt-", "eos-shared-base-")
 _LENGTH_OF_A_HASH = 64
 """Names that show that a directory is ours, whatever else is in it."""
@@ -77,10 +87,16 @@ def _check_ours(path: str, fd: int, found: os.stat_result) -> None:
     home = os.path.realpath(os.path.expanduser("~"))
     if found.st_mode & stat.S_ISVTX or os.path.realpath(path) in ("/", home) or not _are_ours(names):
         shown = ", ".join(sorted(names)[:3])
-        hint = f"name an empty directory, or {os.path.join(path, 'eos')}, which is made when needed; or close it: chmod 700 {path}"
+        hint = (
+            f"name an empty directory, or {os.path.join(path, 'eos')}, which is made when needed; or "
+            f"close it: chmod 700 {path}"
+        )
         mode = stat.S_IMODE(found.st_mode)
         raise NotPrivate(
-            path, f"is open to other users (mode {mode:04o}) and has files that are not ours ({shown}): its mode was not changed", hint
+            path,
+            f"is open to other users (mode {mode:04o}) and has files that are not ours ({shown}): its mode "
+            f"was not changed",
+            hint,
         )
 
 
@@ -89,7 +105,11 @@ def _are_ours(names: set[str]) -> bool:
 
 
 def _is_our_name(name: str) -> bool:
-    return name in OWN_NAMES or name.startswith(_OF_A_CACHE) or (len(name) == _LENGTH_OF_A_HASH and not set(name) - set("0123456789abcdef"))
+    return (
+        name in OWN_NAMES
+        or name.startswith(_OF_A_CACHE)
+        or (len(name) == _LENGTH_OF_A_HASH and not set(name) - set("0123456789abcdef"))
+    )
 
 
 def untrusted(path: str) -> NotPrivate | None:
@@ -117,7 +137,9 @@ def untrusted(path: str) -> NotPrivate | None:
         if stat.S_ISLNK(found.st_mode):
             links += 1
             if links > LINKS_MAX:
-                return NotPrivate(path, f"leads through more than {LINKS_MAX} symbolic links", "name the directory itself")
+                return NotPrivate(
+                    path, f"leads through more than {LINKS_MAX} symbolic links", "name the directory itself"
+                )
             problem = _foreign(at, found)
             target = os.readlink(at)
             seen = "/" if target.startswith("/") else seen
@@ -138,13 +160,22 @@ def _loose(path: str, found: os.stat_result) -> NotPrivate | None:
     if (problem := _foreign(path, found)) is not None:
         return problem
     writers = found.st_mode & MAY_WRITE
-    if not writers or found.st_mode & stat.S_ISVTX or (writers == 0o020 and _is_own_group(found.st_uid, found.st_gid)):
+    if (
+        not writers
+        or found.st_mode & stat.S_ISVTX
+        or (writers == 0o020 and _is_own_group(found.st_uid, found.st_gid))
+    ):
         return None
     import shlex
 
     letters = ("g" if writers & 0o020 else "") + ("o" if writers & 0o002 else "")
-    what = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), who could replace the agent's code below it"
-    return NotPrivate(path, what, f"chmod {letters}-w {shlex.quote(path)}, or name another directory with XDG_CACHE_HOME")
+    what = (
+        f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), who could replace the "
+        f"agent's code below it"
+    )
+    return NotPrivate(
+        path, what, f"chmod {letters}-w {shlex.quote(path)}, or name another directory with XDG_CACHE_HOME"
+    )
 
 
 def _is_own_group(uid: int, gid: int) -> bool:

@@ -28,7 +28,12 @@ _STATUS = {
     "data_memory_bytes": "VmData",
     "swap_bytes": "VmSwap",
 }
-_IO = {"io_read_bytes": "read_bytes", "io_write_bytes": "write_bytes", "read_syscalls": "syscr", "write_syscalls": "syscw"}
+_IO = {
+    "io_read_bytes": "read_bytes",
+    "io_write_bytes": "write_bytes",
+    "read_syscalls": "syscr",
+    "write_syscalls": "syscw",
+}
 _SWITCHES = {
     "voluntary_context_switches": "voluntary_ctxt_switches",
     "involuntary_context_switches": "nonvoluntary_ctxt_switches",
@@ -75,14 +80,19 @@ def known(agent: Agent) -> dict[str, Any]:
             "namespace_control_fd_count": len(live),
             "active_scratch_directories": None,
             "persisted_workspace_handles": 0,
-            "active_layer_leases": sum(lease.kind not in ("draft", "pin", "reader") for lease in sessions.store.leases.all()),
+            "active_layer_leases": sum(
+                lease.kind not in ("draft", "pin", "reader") for lease in sessions.store.leases.all()
+            ),
         },
         "lifecycle": {
             **sessions.lifecycle.to_json(),
             "dropped_event_total": telemetry.lost["dropped_storage"] + telemetry.lost["dropped_oversized"],
             "retained_event_count": telemetry.kept,
         },
-        "allocator": {"supported": False, **dict.fromkeys(("allocated_bytes", "active_bytes", "mapped_bytes", "resident_bytes"))},
+        "allocator": {
+            "supported": False,
+            **dict.fromkeys(("allocated_bytes", "active_bytes", "mapped_bytes", "resident_bytes")),
+        },
         "diagnostics": agent.diagnostics.to_json(),
         "transcripts": settings.transcripts,
     }
@@ -92,7 +102,11 @@ def own_figures() -> dict[str, int]:
     """Figures for the diagnostics; blocking. `unreaped` is 0: the zygote reaps each init at once."""
     seen = procfs.look(os.getpid())
     status = procfs.fields(procfs.read("/proc/self/status"))
-    return {"cpu_us": seen.cpu_us if seen else 0, "memory_bytes": procfs.kilobytes(status.get("RssAnon")) or 0, "unreaped": 0}
+    return {
+        "cpu_us": seen.cpu_us if seen else 0,
+        "memory_bytes": procfs.kilobytes(status.get("RssAnon")) or 0,
+        "unreaped": 0,
+    }
 
 
 def measure(inside: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +137,10 @@ def measure(inside: dict[str, Any]) -> dict[str, Any]:
     for name, keys in _ROLLUP.items():
         parts = [procfs.kilobytes(rollup.get(key)) for key in keys]
         found[name] = noted(name, None if None in parts else sum(part or 0 for part in parts))
-    found |= {"cpu_time_us": seen.cpu_us if seen else None, "start_time_ticks": seen.started_ticks if seen else None}
+    found |= {
+        "cpu_time_us": seen.cpu_us if seen else None,
+        "start_time_ticks": seen.started_ticks if seen else None,
+    }
     found["thread_count"] = seen.threads if seen else None
     found["file_descriptor_count"] = noted("file_descriptor_count", _descriptors())
     found |= {name: noted(name, procfs.number(io.get(key))) for name, key in _IO.items()}

@@ -14,17 +14,24 @@ CPU, MEMORY, UNREAPED = "cpu", "anonymous_memory", "exited_unreaped_holder"
 
 
 class SelfDiagnostics:
-    """Checks each sample. A trigger that holds for the whole window writes `daemon-diagnostic.json`, then a cooldown begins.
+    """Checks each sample. A trigger that holds for the whole window writes `daemon-diagnostic.json`, then a
+    cooldown begins.
 
-    The memory threshold counts growth since the first sample: an interpreter alone exceeds any useful threshold.
+    The memory threshold counts growth since the first sample: an interpreter alone exceeds any useful
+    threshold.
     """
 
     def __init__(self, settings: Settings) -> None:
-        on = (settings.get(f"observability.{key}", True) for key in ("enabled", "resource_stats.enabled", "diagnostics.enabled"))
+        on = (
+            settings.get(f"observability.{key}", True)
+            for key in ("enabled", "resource_stats.enabled", "diagnostics.enabled")
+        )
         self.enabled = all(on)
         self._path = f"{settings.runtime_dir}/observability/daemon-diagnostic.json"
         self._cpu_percent: float = settings.get("observability.diagnostics.cpu_threshold_percent", 2.0)
-        self._memory_bytes: int = settings.get("observability.diagnostics.anonymous_memory_threshold_bytes", 16 << 20)
+        self._memory_bytes: int = settings.get(
+            "observability.diagnostics.anonymous_memory_threshold_bytes", 16 << 20
+        )
         self._window_ms: int = settings.get("observability.diagnostics.sustained_window_ms", 30_000)
         self._cooldown_ms: int = settings.get("observability.diagnostics.cooldown_ms", 300_000)
         self._max_bytes: int = settings.get("observability.diagnostics.max_artifact_bytes", 1 << 20)
@@ -37,15 +44,27 @@ class SelfDiagnostics:
         self._latest: dict[str, Any] | None = None
         self._error: str | None = None
 
-    def look(self, ts: int, *, cpu_us: int, memory_bytes: int, unreaped: int, about: Callable[[], dict[str, Any]]) -> None:
-        """Check one sample of the agent's process; blocking when it writes. about: returns the `daemon` object of the file."""
+    def look(
+        self, ts: int, *, cpu_us: int, memory_bytes: int, unreaped: int, about: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Check one sample of the agent's process; blocking when it writes. about: returns the `daemon`
+        object of the file.
+        """
         if not self.enabled:
             return
         before, self._before, self._now = self._before, (ts, cpu_us), ts
         if self._first_memory is None:
             self._first_memory = memory_bytes
-        busy = before is not None and ts > before[0] and (cpu_us - before[1]) / (ts - before[0]) / 10 > self._cpu_percent
-        for trigger, holds in ((CPU, busy), (MEMORY, memory_bytes - self._first_memory > self._memory_bytes), (UNREAPED, unreaped > 0)):
+        busy = (
+            before is not None
+            and ts > before[0]
+            and (cpu_us - before[1]) / (ts - before[0]) / 10 > self._cpu_percent
+        )
+        for trigger, holds in (
+            (CPU, busy),
+            (MEMORY, memory_bytes - self._first_memory > self._memory_bytes),
+            (UNREAPED, unreaped > 0),
+        ):
             if holds:
                 self._since.setdefault(trigger, ts)
             else:
@@ -57,12 +76,18 @@ class SelfDiagnostics:
     def _write(self, trigger: str, ts: int, about: dict[str, Any]) -> None:
         self._count += 1
         self._until = ts + self._cooldown_ms
-        self._latest = {"trigger": trigger, "written_at_unix_ms": ts, "sustained_ms": ts - self._since[trigger]}
+        self._latest = {
+            "trigger": trigger,
+            "written_at_unix_ms": ts,
+            "sustained_ms": ts - self._since[trigger],
+        }
         data = json.dumps({"schema_version": 1, **self._latest, "daemon": about}).encode() + b"\n"
         try:
             if len(data) > self._max_bytes:
                 raise OSError(f"the file would have {len(data)} bytes, at most {self._max_bytes} are allowed")
-            with open(self._path + ".new", "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            with open(
+                self._path + ".new", "wb", opener=lambda path, flags: os.open(path, flags, 0o600)
+            ) as file:
                 file.write(data)
             os.replace(self._path + ".new", self._path)
             self._error = None
@@ -77,8 +102,13 @@ class SelfDiagnostics:
             "enabled": self.enabled,
             "max_artifact_bytes": self._max_bytes,
             "trigger_count": self._count,
-            "active_window": oldest and {"trigger": oldest[0], "started_at_unix_ms": oldest[1], "elapsed_ms": self._now - oldest[1]},
-            "cooldown": {"active": left > 0, "until_unix_ms": self._until if left else None, "remaining_ms": left},
+            "active_window": oldest
+            and {"trigger": oldest[0], "started_at_unix_ms": oldest[1], "elapsed_ms": self._now - oldest[1]},
+            "cooldown": {
+                "active": left > 0,
+                "until_unix_ms": self._until if left else None,
+                "remaining_ms": left,
+            },
             "latest": self._latest,
             "last_error": self._error,
         }

@@ -13,12 +13,18 @@ if TYPE_CHECKING:
 
 
 async def events(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """The newest events of that name and since that time, at most `last_n`, 500 and 256 KiB of them, in the order of their time."""
-    found = await agent.pool.run(lambda: _events(agent.telemetry, args.get("name"), args.get("since_ms"), args.get("last_n")))
+    """The newest events of that name and since that time, at most `last_n`, 500 and 256 KiB of them, in the
+    order of their time.
+    """
+    found = await agent.pool.run(
+        lambda: _events(agent.telemetry, args.get("name"), args.get("since_ms"), args.get("last_n"))
+    )
     return {"view": "events", "events": found}
 
 
-def _events(telemetry: Telemetry, name: str | None, since_ms: int | None, last_n: int | None) -> list[dict[str, Any]]:
+def _events(
+    telemetry: Telemetry, name: str | None, since_ms: int | None, last_n: int | None
+) -> list[dict[str, Any]]:
     most = MAX_RECORDS if last_n is None else min(last_n, MAX_RECORDS)
     found: list[tuple[float, dict[str, Any]]] = []
     size = 0
@@ -28,7 +34,11 @@ def _events(telemetry: Telemetry, name: str | None, since_ms: int | None, last_n
         if not line.startswith(b'{"kind":"event"'):
             continue
         value = decode(line, ts=int, name=str)
-        if value is None or (name is not None and value.get("name") != name) or (since_ms is not None and value["ts"] < since_ms):
+        if (
+            value is None
+            or (name is not None and value.get("name") != name)
+            or (since_ms is not None and value["ts"] < since_ms)
+        ):
             continue
         size += len(line)
         if size > MAX_BYTES:

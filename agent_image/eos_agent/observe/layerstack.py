@@ -24,7 +24,8 @@ WALK_MAX = 50_000
 
 
 async def layerstack(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """Contract 7.9: inventory, with `workspace_id` the mounts of a session, with `layer_id` what a layer lists.
+    """Contract 7.9: inventory, with `workspace_id` the mounts of a session, with `layer_id` what a layer
+    lists.
 
     Raises:
         OperationError: invalid_request; the session or the layer is unknown, or `limit` is above its maximum.
@@ -34,10 +35,23 @@ async def layerstack(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
         return await _workspace(agent, workspace_id)
     if args.get("layer_id") is not None:
         return await _layer(agent, args)
-    stats, trend = await agent.pool.run(lambda: (agent.store.layer_stats(), agent.sampler.series(STACK, args["window_ms"])))
-    keys = ("root_hash", "active_lease_count", "total_bytes", "total_allocated_bytes", "storage_logical_bytes", "storage_allocated_bytes")
+    stats, trend = await agent.pool.run(
+        lambda: (agent.store.layer_stats(), agent.sampler.series(STACK, args["window_ms"]))
+    )
+    keys = (
+        "root_hash",
+        "active_lease_count",
+        "total_bytes",
+        "total_allocated_bytes",
+        "storage_logical_bytes",
+        "storage_allocated_bytes",
+    )
     more = ("staging_entry_count", "layers", "draft_count", "pin_count", "quota")
-    found = {"view": "layerstack", "manifest_version": stats["version"], **{key: stats[key] for key in (*keys, *more)}}
+    found = {
+        "view": "layerstack",
+        "manifest_version": stats["version"],
+        **{key: stats[key] for key in (*keys, *more)},
+    }
     if trend:
         found["trend"] = trend
     return found
@@ -49,10 +63,14 @@ async def _layer(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     if limit is None:
         limit = agent.settings.get("observability.views.layer_delta_default_limit", 500)
     elif not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise OperationError(INVALID_REQUEST, "limit must be a number from 1", {"argument": "limit"}, reason="wrong_type")
+        raise OperationError(
+            INVALID_REQUEST, "limit must be a number from 1", {"argument": "limit"}, reason="wrong_type"
+        )
     elif limit > most:
         details = {"argument": "limit", "maximum": most}
-        raise OperationError(INVALID_REQUEST, f"limit exceeds max: {limit} > {most}", details, reason="out_of_bounds")
+        raise OperationError(
+            INVALID_REQUEST, f"limit exceeds max: {limit} > {most}", details, reason="out_of_bounds"
+        )
     entries, truncated = await agent.pool.run(lambda: _entries(agent.store, layer_id, limit))
     return {"view": "layerstack", "layer_id": layer_id, "entries": entries, "truncated": truncated}
 
@@ -62,7 +80,12 @@ def _entries(store: Store, layer_id: object, limit: int) -> tuple[list[dict[str,
         layer = next((layer for layer in snapshot.chain.published if layer.id == layer_id), None)
         if layer is None:
             shown = layer_id[:200] if isinstance(layer_id, str) else layer_id
-            raise OperationError(INVALID_REQUEST, f"layer not found: {shown}", {"argument": "layer_id"}, reason="layer_not_found")
+            raise OperationError(
+                INVALID_REQUEST,
+                f"layer not found: {shown}",
+                {"argument": "layer_id"},
+                reason="layer_not_found",
+            )
         found: list[dict[str, Any]] = []
         size = 0
         listed = _base(store.root, layer) if layer.is_base else changed_paths(layer)
@@ -110,13 +133,18 @@ async def _workspace(agent: Agent, workspace_id: str) -> dict[str, Any]:
     session = agent.sessions.live.get(workspace_id)
     if session is None:
         raise OperationError(
-            INVALID_REQUEST, f"workspace session not found: {workspace_id}", {"argument": "workspace_id"}, reason="session_not_found"
+            INVALID_REQUEST,
+            f"workspace session not found: {workspace_id}",
+            {"argument": "workspace_id"},
+            reason="session_not_found",
         )
     ids = {other.id: set(other.upper.snapshot.manifest.layer_ids) for other in agent.sessions.live.values()}
     mounts = [
         {
             "layer_id": layer_id,
-            "shared_with": sorted(other for other, layers in ids.items() if other != workspace_id and layer_id in layers),
+            "shared_with": sorted(
+                other for other, layers in ids.items() if other != workspace_id and layer_id in layers
+            ),
         }
         for layer_id in session.upper.snapshot.manifest.layer_ids
     ]

@@ -41,7 +41,8 @@ def _word(agent: Agent, series: list[dict[str, Any]]) -> tuple[str, list[str]]:
 
 
 async def cgroup(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """`scope` sandbox: the agent's own points, for a manager that has none of its own. Any other word is a session's id.
+    """`scope` sandbox: the agent's own points, for a manager that has none of its own. Any other word is a
+    session's id.
 
     Raises:
         OperationError: invalid_request; no such session.
@@ -55,8 +56,18 @@ async def cgroup(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
             pid = agent.sessions.live[scope].init.pid
             series = await agent.pool.run(lambda: agent.sampler.now_of(scope, pid))
     else:
-        raise OperationError(INVALID_REQUEST, f"workspace session not found: {scope}", {"argument": "scope"}, reason="session_not_found")
-    found: dict[str, Any] = {"view": "cgroup", "scope": scope, "series": series, "topology": await topology.tree(agent)}
+        raise OperationError(
+            INVALID_REQUEST,
+            f"workspace session not found: {scope}",
+            {"argument": "scope"},
+            reason="session_not_found",
+        )
+    found: dict[str, Any] = {
+        "view": "cgroup",
+        "scope": scope,
+        "series": series,
+        "topology": await topology.tree(agent),
+    }
     if scope == "sandbox":
         found["availability"], found["errors"] = _word(agent, series)
     return found

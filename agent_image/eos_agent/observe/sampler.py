@@ -1,4 +1,6 @@
-"""Sample the usage of the sandbox, its sessions and its stack; kept on disk for the sandbox, in memory for sessions."""
+"""Sample the usage of the sandbox, its sessions and its stack; kept on disk for the sandbox, in memory for
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,14 @@ class UsageSample(NamedTuple):
 class Sampler:
     """The sampler of an agent. `watch` starts it; with `observability.enabled: false` it takes no samples."""
 
-    def __init__(self, settings: Settings, sessions: Sessions, pool: Pool, *, on_sample: Callable[[int], object]) -> None:
+    def __init__(
+        self, settings: Settings, sessions: Sessions, pool: Pool, *, on_sample: Callable[[int], object]
+    ) -> None:
         """on_sample: called with the time in ms after each sample, in the thread of the pool that took it."""
         self._sessions, self._pool, self._local = sessions, pool, settings.local
-        self.enabled: bool = settings.get("observability.enabled", True) and settings.get("observability.resource_stats.enabled", True)
+        self.enabled: bool = settings.get("observability.enabled", True) and settings.get(
+            "observability.resource_stats.enabled", True
+        )
         self._interval_s: float = settings.get("observability.resource_stats.sample_interval_ms", 2000) / 1000
         self._path = f"{settings.runtime_dir}/observability/resources.ndjson"
         self._max_bytes: int = settings.get("observability.resource_stats.max_disk_bytes", 1 << 20)
@@ -87,14 +93,29 @@ class Sampler:
         usage = None if self._local else of_cgroup()
         source = FROM_CGROUP
         if usage is None:
-            source, usage = FROM_PROCESSES, of_processes((everyone or procfs.tree_of(os.getpid())).values(), moved)
-        metrics: dict[str, Any] = {"metrics_source": source, "cgroup_path": "/", "cgroup_available": source == FROM_CGROUP}
+            source, usage = (
+                FROM_PROCESSES,
+                of_processes((everyone or procfs.tree_of(os.getpid())).values(), moved),
+            )
+        metrics: dict[str, Any] = {
+            "metrics_source": source,
+            "cgroup_path": "/",
+            "cgroup_available": source == FROM_CGROUP,
+        }
         if source == FROM_PROCESSES:
             metrics = {**metrics, "cgroup_path": None, "cgroup_error": NO_CGROUP}
         found = point(ts, usage, self._last, metrics, scope=SANDBOX)
         self._last, self.latest = UsageSample(ts, usage), found
         self._keep(found)
-        self._keep({"ts": ts, "scope": STACK, "metrics": self._stack_figures(), "deltas": {}, "sample_delta_ms": found["sample_delta_ms"]})
+        self._keep(
+            {
+                "ts": ts,
+                "scope": STACK,
+                "metrics": self._stack_figures(),
+                "deltas": {},
+                "sample_delta_ms": found["sample_delta_ms"],
+            }
+        )
         live = {session.id: session.init.pid for session in list(self._sessions.live.values())}
         for session_id, pid in live.items():
             members = procfs.below(pid, everyone)
@@ -117,13 +138,18 @@ class Sampler:
         if self._stack is None or self._stack[0] != key:
             stats = store.layer_stats()
             names = ("total_bytes", "total_allocated_bytes", "storage_allocated_bytes", "active_lease_count")
-            self._stack = key, {"layer_count": len(stats["layers"]), **{name: int(stats[name]) for name in names}}
+            self._stack = (
+                key,
+                {"layer_count": len(stats["layers"]), **{name: int(stats[name]) for name in names}},
+            )
         return self._stack[1]
 
     # Reading
 
     def series(self, scope: str, window_ms: int) -> list[dict[str, Any]]:
-        """Points of the sandbox or the stack within the window, oldest first; the newest that fit into one answer. Blocking."""
+        """Points of the sandbox or the stack within the window, oldest first; the newest that fit into one
+        answer. Blocking.
+        """
         segments = self._segments
         if segments is None:
             return []
@@ -131,7 +157,9 @@ class Sampler:
         mark = f'"scope":"{scope}"'.encode()
         found: list[dict[str, Any]] = []
         size = 0
-        for line in reversed([line for data in segments.read() for line in data.split(b"\n") if mark in line]):
+        for line in reversed(
+            [line for data in segments.read() for line in data.split(b"\n") if mark in line]
+        ):
             value = decode(line, ts=int, metrics=dict)
             if value is None or value.get("scope") != scope:
                 continue
@@ -148,14 +176,22 @@ class Sampler:
         found: list[dict[str, Any]] = []
         for before, sample in zip([None, *samples], samples, strict=False):
             if sample.ts >= since:
-                found.append(point(sample.ts, sample.usage, before, {"metrics_source": FROM_PROCESSES}, scope=session_id))
+                found.append(
+                    point(
+                        sample.ts, sample.usage, before, {"metrics_source": FROM_PROCESSES}, scope=session_id
+                    )
+                )
         return found
 
     def now_of(self, session_id: str, pid: int) -> list[dict[str, Any]]:
         """Sample a session now; blocking."""
         members = procfs.below(pid, procfs.everybody())
         source = {"metrics_source": FROM_PROCESSES}
-        return [point(int(time.time() * 1000), of_processes(members), None, source, scope=session_id)] if members else []
+        return (
+            [point(int(time.time() * 1000), of_processes(members), None, source, scope=session_id)]
+            if members
+            else []
+        )
 
     def latest_of(self, session_id: str) -> dict[str, Any] | None:
         points = self.of_session(session_id, self._window_ms)

@@ -17,7 +17,9 @@ MUCH_IN_DRAFTS = 1 << 30
 
 
 async def snapshot(agent: Agent) -> dict[str, Any]:
-    """Contract 7.2, sandbox form. A figure that cannot be read is named in `errors`, with availability `partial`."""
+    """Contract 7.2, sandbox form. A figure that cannot be read is named in `errors`, with availability
+    `partial`.
+    """
     errors: list[str] = []
     warnings: list[str] = []
     stack: dict[str, Any] | None = None
@@ -36,7 +38,10 @@ async def snapshot(agent: Agent) -> dict[str, Any]:
         }
         draft_bytes = stats["storage_logical_bytes"] - stats["total_bytes"]
         if stats["draft_count"] > MANY_DRAFTS or draft_bytes > MUCH_IN_DRAFTS:
-            warnings.append(f"{stats['draft_count']} drafts hold {draft_bytes} bytes: publish or discard them (list_drafts, discard_draft)")
+            warnings.append(
+                f"{stats['draft_count']} drafts hold {draft_bytes} bytes: publish or discard them "
+                f"(list_drafts, discard_draft)"
+            )
         if (set_apart := quarantine.warning(agent.store)) is not None:
             warnings.append(set_apart)
     except OSError as error:
@@ -48,7 +53,11 @@ async def snapshot(agent: Agent) -> dict[str, Any]:
         "availability": "partial" if errors else "available",
         "sampled_at_unix_ms": int(time.time() * 1000),
         "errors": errors,
-        "daemon": {"daemon_pid": os.getpid(), "runtime_dir": agent.settings.runtime_dir, "event_store": agent.telemetry.lost},
+        "daemon": {
+            "daemon_pid": os.getpid(),
+            "runtime_dir": agent.settings.runtime_dir,
+            "event_store": agent.telemetry.lost,
+        },
         "resources": {"latest": agent.sampler.latest, "history": []},
         "workspaces": [_workspace(session, agent.sampler.latest_of(session.id)) for session in sessions],
     }

@@ -33,14 +33,19 @@ async def topology(agent: Agent) -> dict[str, Any]:
 
 async def tree(agent: Agent) -> dict[str, Any]:
     """The `topology` object of the answer."""
-    inits = [_init_state(session) for session in sorted(agent.sessions.live.values(), key=lambda session: session.id)]
+    inits = [
+        _init_state(session)
+        for session in sorted(agent.sessions.live.values(), key=lambda session: session.id)
+    ]
     known = daemon.known(agent)
     return await agent.pool.run(lambda: _tree(inits, known))
 
 
 def _init_state(session: Session) -> InitState:
     init = session.init
-    return InitState(session.id, init.pid, init.namespaces.get("pid"), init.namespaces.get("mnt"), init.group.limits())
+    return InitState(
+        session.id, init.pid, init.namespaces.get("pid"), init.namespaces.get("mnt"), init.group.limits()
+    )
 
 
 def _tree(inits: list[InitState], known: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +86,9 @@ def _workspace(init: InitState, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "state": state,
         "holder_pid": init.pid,
         "cgroup_path": procfs.cgroup_path(own),
-        "applied_cgroup_limits": {name: init.limits[name] for name in LIMITS} if init.limits["state"] == "applied" else None,
+        "applied_cgroup_limits": {name: init.limits[name] for name in LIMITS}
+        if init.limits["state"] == "applied"
+        else None,
         "workload_cgroup_state": init.limits["state"],
         "workload_cgroup_reason": init.limits["reason"],
         "pid_namespace": init.pid_namespace,

@@ -18,7 +18,9 @@ _SPAN_KEYS = ("ts", "trace", "span", "parent", "name", "dur_ms", "status", "attr
 
 
 async def trace(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """Answer the operation: the spans of an answered request; of a running command those that have ended; none for an unknown id."""
+    """Answer the operation: the spans of an answered request; of a running command those that have ended;
+    none for an unknown id.
+    """
     return await agent.pool.run(lambda: _trace(agent.telemetry, args["trace_id"]))
 
 
@@ -67,18 +69,27 @@ def _records(lines: list[bytes], wanted: str) -> tuple[list[dict[str, Any]], boo
 
 
 def _whole(record: dict[str, Any]) -> bool:
-    """True if the fields have the types that the agent writes: a repaired disk can have joined halves of two lines."""
+    """True if the fields have the types that the agent writes: a repaired disk can have joined halves of two
+    lines.
+    """
     at, parent = record.get("at", 0), record.get("parent", "")
-    return isinstance(at, int | float) and isinstance(parent, str) and (record.get("kind") != "span" or isinstance(record.get("span"), str))
+    return (
+        isinstance(at, int | float)
+        and isinstance(parent, str)
+        and (record.get("kind") != "span" or isinstance(record.get("span"), str))
+    )
 
 
 def tree(records: list[dict[str, Any]], still_open: dict[str, str | None]) -> list[dict[str, Any]]:
     """The spans without a parent, in order of their start, with children and events below.
 
     Args:
-        still_open: spans that have not ended, and their parents; their children are shown below the nearest ended ancestor.
+        still_open: spans that have not ended, and their parents; their children are shown below the nearest
+            ended ancestor.
     """
-    spans = sorted((one for one in records if one.get("kind") == "span"), key=lambda one: one.get("at", one["ts"]))
+    spans = sorted(
+        (one for one in records if one.get("kind") == "span"), key=lambda one: one.get("at", one["ts"])
+    )
     start = min((one.get("at", one["ts"]) for one in records), default=0)
     nodes: dict[str, dict[str, Any]] = {}
     for one in spans:
@@ -102,5 +113,7 @@ def tree(records: list[dict[str, Any]], still_open: dict[str, str | None]) -> li
             nearest = above(one.get("parent")) or (roots[0] if roots else None)
             if nearest is not None:
                 shown = {key: value for key, value in one.items() if key not in ("at", "_counters")}
-                nearest["events"].append({"offset_ms": max(0.0, round(one.get("at", one["ts"]) - start, 3)), "event": shown})
+                nearest["events"].append(
+                    {"offset_ms": max(0.0, round(one.get("at", one["ts"]) - start, 3)), "event": shown}
+                )
     return roots

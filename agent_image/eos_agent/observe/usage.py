@@ -1,6 +1,8 @@
-"""Usage of a sandbox or a session: from its cgroup where it has one of its own, else summed over its processes.
+"""Usage of a sandbox or a session: from its cgroup where it has one of its own, else summed over its
+processes.
 
-cgroups(7); the kernel's cgroup-v2.rst for `cpu.stat`, `memory.*`, `io.stat`, `pids.current`; v1's cpuacct.rst, memory.rst, blkio-controller.rst.
+cgroups(7); the kernel's cgroup-v2.rst for `cpu.stat`, `memory.*`, `io.stat`, `pids.current`; v1's
+cpuacct.rst, memory.rst, blkio-controller.rst.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Usage(NamedTuple):
 
 
 def of_cgroup(mount: str = MOUNT) -> Usage | None:
-    """The cgroup at the root of the mounts below `mount`: in a container with a private cgroup namespace its own. None without a cgroup."""
+    """The cgroup at the root of the mounts below `mount`: in a container with a private cgroup namespace its
+    own. None without a cgroup.
+    """
     if os.path.exists(f"{mount}/cgroup.controllers"):
         found = _second_version(mount)
     else:
@@ -97,12 +101,23 @@ def of_processes(members: Iterable[ProcessStat], known: Moved | None = None) -> 
     for seen in some:
         if seen.pid not in known:
             io = fields(read(f"/proc/{seen.pid}/io"))
-            known[seen.pid] = (number(io.get("read_bytes")) or 0, number(io.get("write_bytes")) or 0, _private(seen.pid))
+            known[seen.pid] = (
+                number(io.get("read_bytes")) or 0,
+                number(io.get("write_bytes")) or 0,
+                _private(seen.pid),
+            )
         read_bytes, written, private = known[seen.pid]
         reads += read_bytes
         writes += written
         memory += private
-    return Usage(sum(seen.cpu_us + seen.children_cpu_us for seen in some), reads, writes, memory, None, sum(seen.threads for seen in some))
+    return Usage(
+        sum(seen.cpu_us + seen.children_cpu_us for seen in some),
+        reads,
+        writes,
+        memory,
+        None,
+        sum(seen.threads for seen in some),
+    )
 
 
 def _private(pid: int) -> int:
@@ -111,8 +126,17 @@ def _private(pid: int) -> int:
     return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE") if len(words) > 2 else 0
 
 
-def point(ts: int, usage: Usage, before: tuple[int, Usage] | None, metrics: dict[str, Any], *, scope: str | None = None) -> dict[str, Any]:
-    """A series point of contract 7.1: `metrics` and what was measured; counters also as differences to the point before."""
+def point(
+    ts: int,
+    usage: Usage,
+    before: tuple[int, Usage] | None,
+    metrics: dict[str, Any],
+    *,
+    scope: str | None = None,
+) -> dict[str, Any]:
+    """A series point of contract 7.1: `metrics` and what was measured; counters also as differences to the
+    point before.
+    """
     deltas: dict[str, int] = {}
     if before is not None:
         for name in COUNTERS:

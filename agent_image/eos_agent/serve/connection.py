@@ -1,4 +1,6 @@
-"""One connection of a JSON-line listener: a stream, with a fast path for a whole request line on an idle connection."""
+"""One connection of a JSON-line listener: a stream, with a fast path for a whole request line on an idle
+connection.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ Answer = Callable[[bytes], Coroutine[Any, Any, bool]]
 
 
 class LineConnection(asyncio.StreamReaderProtocol):
-    """A StreamReaderProtocol that answers a complete line in its data_received callback while `requests` is awaited.
+    """A StreamReaderProtocol that answers a complete line in its data_received callback while `requests` is
+    awaited.
 
     No task has to be woken up for such a line. All other data goes to the stream, and is read by `read`.
     """
@@ -40,7 +43,8 @@ class LineConnection(asyncio.StreamReaderProtocol):
         return data
 
     async def requests(self, answer: Answer, longest: int) -> bool:
-        """Answer lines of at most `longest` bytes that come alone. True: there is more to read; False: an answer ended the connection.
+        """Answer lines of at most `longest` bytes that come alone. True: there is more to read; False: an
+        answer ended the connection.
 
         Raises:
             what `answer` raises.
@@ -69,7 +73,12 @@ class LineConnection(asyncio.StreamReaderProtocol):
     def _alone(self, data: bytes) -> bool:
         """True for one whole line with no unread data and no request in progress."""
         busy = self._under_way is not None or self._held or self._ended
-        return not busy and len(data) <= self._longest and data.startswith(b"{") and data.find(b"\n") == len(data) - 1
+        return (
+            not busy
+            and len(data) <= self._longest
+            and data.startswith(b"{")
+            and data.find(b"\n") == len(data) - 1
+        )
 
     def eof_received(self) -> bool | None:
         self._ended = True
@@ -90,11 +99,18 @@ class LineConnection(asyncio.StreamReaderProtocol):
             return
         if error is not None:
             waiting.set_exception(error)
-        elif task.cancelled() or not task.result():  # or cancelled from inside, by what it waited for: no answer will follow
+        elif (
+            task.cancelled() or not task.result()
+        ):  # or cancelled from inside, by what it waited for: no answer will follow
             waiting.set_result(False)
         else:
             self._look()
 
     def _look(self) -> None:
-        if self._waiting is not None and not self._waiting.done() and self._under_way is None and (self._held or self._ended):
+        if (
+            self._waiting is not None
+            and not self._waiting.done()
+            and self._under_way is None
+            and (self._held or self._ended)
+        ):
             self._waiting.set_result(True)

@@ -76,7 +76,17 @@ class Handlers:
         self.connections = ConnectionCount()
         self.checks = Checks(store)
         self.squashes = Squashes(sessions, exports, on_event=self._happened)
-        agent = Agent(settings, store, sessions, commands, pool, self.sampler, self.telemetry, self.diagnostics, self.connections)
+        agent = Agent(
+            settings,
+            store,
+            sessions,
+            commands,
+            pool,
+            self.sampler,
+            self.telemetry,
+            self.diagnostics,
+            self.connections,
+        )
         self._table: dict[str, Handler] = {
             "exec_command": lambda args, request: commands.exec(args, request.request_id),
             "write_command_stdin": lambda args, _: commands.write_stdin(args),
@@ -102,8 +112,12 @@ class Handlers:
             "rollback_to": self._changing(look_back.rollback_to),
             "fsck": lambda args, _: self.checks.page(args),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
-            "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
-            "rebase_workspace_session": lambda args, request: rebase.rebase(sessions, args, request.request_id),
+            "publish_workspace_session": lambda args, request: publish.publish(
+                sessions, args, request.request_id
+            ),
+            "rebase_workspace_session": lambda args, request: rebase.rebase(
+                sessions, args, request.request_id
+            ),
             "destroy_workspace_session": lambda args, request: sessions.destroy(args, request.request_id),
             "recover_workspace_session": lambda args, _: sessions.recover(args),
             "list_workspace_sessions": self._list_sessions,
@@ -153,7 +167,9 @@ class Handlers:
             return Stream(self._export(request.args))
         operation, handler = find(request.op), self._table.get(request.op)
         if operation is None or handler is None:
-            raise OperationError(UNKNOWN_OP, f"unknown operation: {request.op}", {"op": request.op}, reason="unknown_op")
+            raise OperationError(
+                UNKNOWN_OP, f"unknown operation: {request.op}", {"op": request.op}, reason="unknown_op"
+            )
         given = self._raw_defaults(request.op, request.args)
         args = check_arguments(operation, given, server=True)
         for key in ("layer_id", "limit"):  # arguments of raw requests that the catalog does not list
@@ -192,7 +208,9 @@ class Handlers:
                 return await file_calls.file_op(self.sessions, session_id, name, args, data)
             with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):
                 return await self.pool.run(
-                    lambda: head.perform_on_head(self.store, name, root, args, data, request_id=request.request_id, agent=agent)
+                    lambda: head.perform_on_head(
+                        self.store, name, root, args, data, request_id=request.request_id, agent=agent
+                    )
                 )
 
         return handler
@@ -207,21 +225,31 @@ class Handlers:
         async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
             with telemetry.Phases(telemetry.PUBLISHING):
                 return await self.sessions.captures.run(
-                    lambda: call(self.store, self.settings.workspace_root, args, request.request_id), request_id=request.request_id
+                    lambda: call(self.store, self.settings.workspace_root, args, request.request_id),
+                    request_id=request.request_id,
                 )
 
         return handler
 
     async def _unpublished(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The internal operation unpublished_work, for the manager before it destroys the sandbox. clean: compare contents."""
+        """The internal operation unpublished_work, for the manager before it destroys the sandbox. clean:
+        compare contents.
+        """
         from eos_agent.sessions import quarantine
 
         dead = await self.sessions.dead_rows(patient=args.get("clean") is True)
         live = list(self.sessions.live.values())
-        found = await self.sessions.captures.run(lambda: unpublished.of_sandbox(live, clean=args.get("clean") is True))
+        found = await self.sessions.captures.run(
+            lambda: unpublished.of_sandbox(live, clean=args.get("clean") is True)
+        )
         drafts = await self.pool.run(self.store.drafts)
         rows = [*(draft.to_json() for draft in drafts), *quarantine.drafts(self.store)]
-        return {**found, "dead_sessions": dead, "drafts": rows, "layers": max(0, len(self.store.head.layers) - 1)}
+        return {
+            **found,
+            "dead_sessions": dead,
+            "drafts": rows,
+            "layers": max(0, len(self.store.head.layers) - 1),
+        }
 
     async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         dead = await self.sessions.dead_rows(patient=True)
@@ -248,12 +276,19 @@ class Handlers:
         return {"draft_id": draft_id, "discarded": True, "bytes": size}
 
     def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes | FileRange]:
-        """The flattened delta of a version (default: the head) as a tar, from byte `offset` on; contract section 10."""
+        """The flattened delta of a version (default: the head) as a tar, from byte `offset` on; contract
+        section 10.
+        """
         numbers: dict[str, int | None] = {}
         for name in ("version", "offset"):
             value = args.get(name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise OperationError(INVALID_REQUEST, f"{name} must be a number from 0", {"argument": name}, reason="wrong_type")
+                raise OperationError(
+                    INVALID_REQUEST,
+                    f"{name} must be a number from 0",
+                    {"argument": name},
+                    reason="wrong_type",
+                )
             numbers[name] = value
         span = telemetry.span("layerstack.export", offset=numbers["offset"] or 0)
         given = (
@@ -332,5 +367,7 @@ class Handlers:
         """Check this process after each sample; runs in the sampler's thread."""
         inside = observe_daemon.own_figures()
         self.diagnostics.look(
-            ts, **inside, about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts})
+            ts,
+            **inside,
+            about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts}),
         )

@@ -1,4 +1,6 @@
-"""The agent's two JSON-line listeners: accept, read a line, authenticate, dispatch, answer. One coroutine per connection."""
+"""The agent's two JSON-line listeners: accept, read a line, authenticate, dispatch, answer. One coroutine per
+connection.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from eos_agent.wire.protocol import (
 )
 
 BACKLOG = 1024
-UNREAD_TOKEN_BYTES = 64 * 1024  # a longer line is parsed only if it contains the token: the search costs a hundredth
+UNREAD_TOKEN_BYTES = (
+    64 * 1024
+)  # a longer line is parsed only if it contains the token: the search costs a hundredth
 READ_BYTES = 256 * 1024
 STRANGERS = 256  # most unauthenticated connections; one more closes the oldest
 STRANGERS_BYTES = 64 * 1024 * 1024  # of all unfinished lines of unauthenticated connections together
@@ -56,7 +60,9 @@ class Peer:
 
 
 class AgentServer:
-    """The listeners of one agent. A request that was read is performed even if its peer has half-closed or gone."""
+    """The listeners of one agent. A request that was read is performed even if its peer has half-closed or
+    gone.
+    """
 
     def __init__(self, handlers: Handlers, token: str) -> None:
         settings = handlers.settings
@@ -64,7 +70,9 @@ class AgentServer:
         self._token = token.encode()
         self._start = proof.new_nonce()
         self._key = proof.start_key(token, settings.sandbox_id, self._start)
-        self._max_request: int = min(settings.get("daemon.server.max_request_bytes", MAX_LINE_BYTES), MAX_LINE_BYTES)
+        self._max_request: int = min(
+            settings.get("daemon.server.max_request_bytes", MAX_LINE_BYTES), MAX_LINE_BYTES
+        )
         self._read_timeout: float = settings.get("daemon.server.request_read_timeout_s", 30)
         self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
         # Served connections: authenticated, and not a kept-alive one that waits for its next request.
@@ -87,11 +95,17 @@ class AgentServer:
         mask = os.umask(0o177)
         loop = asyncio.get_running_loop()
         try:
-            unix = await loop.create_unix_server(lambda: self._connection(loop, trusted=True), settings.socket_path, backlog=BACKLOG)
+            unix = await loop.create_unix_server(
+                lambda: self._connection(loop, trusted=True), settings.socket_path, backlog=BACKLOG
+            )
         finally:
             os.umask(mask)
         tcp = await loop.create_server(
-            lambda: self._connection(loop, trusted=False), settings.tcp_host, settings.tcp_port, backlog=BACKLOG, family=socket.AF_INET
+            lambda: self._connection(loop, trusted=False),
+            settings.tcp_host,
+            settings.tcp_port,
+            backlog=BACKLOG,
+            family=socket.AF_INET,
         )
         self._servers += [unix, tcp]
         host, port = tcp.sockets[0].getsockname()[:2]
@@ -153,9 +167,15 @@ class AgentServer:
         peer.admitted = True
 
     async def _line(
-        self, reader: LineConnection, writer: asyncio.StreamWriter, received: bytearray, first: bool, peer: Peer
+        self,
+        reader: LineConnection,
+        writer: asyncio.StreamWriter,
+        received: bytearray,
+        first: bool,
+        peer: Peer,
     ) -> bytes | None:
-        """Read one request line; None at the end. The timeout runs from the first byte on a kept-alive connection, else from the start.
+        """Read one request line; None at the end. The timeout runs from the first byte on a kept-alive
+        connection, else from the start.
 
         Args:
             received: what came beyond the line before; on return, beyond this one.
@@ -190,7 +210,8 @@ class AgentServer:
         """Receive up to a newline or the end of the stream; returns where that is.
 
         Raises:
-            OperationError: request_too_large; server_busy, when those who have not shown the token yet send too much together.
+            OperationError: request_too_large; server_busy, when those who have not shown the token yet send
+                too much together.
         """
         counted = 0
         try:
@@ -209,7 +230,8 @@ class AgentServer:
                     if self._strangers_bytes > STRANGERS_BYTES:
                         raise OperationError(
                             SERVER_BUSY,
-                            f"requests whose token is not known yet hold {STRANGERS_BYTES} bytes, which is the limit",
+                            f"requests whose token is not known yet hold {STRANGERS_BYTES} bytes, which is "
+                            f"the limit",
                             {"fields": {"max_bytes": STRANGERS_BYTES}, "retryable": True},
                             reason="max_unauthenticated_bytes",
                         )
@@ -293,26 +315,41 @@ class AgentServer:
         peer.trusted = True
 
     def _authentic(self, given: object) -> bool:
-        return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
+        return isinstance(given, str) and hmac.compare_digest(
+            given.encode("utf-8", "surrogatepass"), self._token
+        )
 
     async def _perform(self, request: Request) -> dict[str, Any] | Stream:
         if self.draining:
-            raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
+            raise OperationError(
+                SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining"
+            )
         sandbox_id = self._handlers.settings.sandbox_id
         if request.sandbox_id is None:
             raise OperationError(
-                INVALID_REQUEST, f"{request.op} needs sandbox scope", {"argument": "scope"}, reason="sandbox_scope_required"
+                INVALID_REQUEST,
+                f"{request.op} needs sandbox scope",
+                {"argument": "scope"},
+                reason="sandbox_scope_required",
             )
         if request.sandbox_id != sandbox_id:
             raise OperationError(
-                INVALID_REQUEST, f"sandbox not found: {request.sandbox_id}", {"sandbox_id": request.sandbox_id}, reason="sandbox_mismatch"
+                INVALID_REQUEST,
+                f"sandbox not found: {request.sandbox_id}",
+                {"sandbox_id": request.sandbox_id},
+                reason="sandbox_mismatch",
             )
         return await self._handlers.perform(request)
 
     def _envelope(self, error: Exception, request: Request | None) -> dict[str, Any]:
         shown = operation_error(error, request.request_id if request else None)
         if shown.kind == "internal_error" and not isinstance(error, OperationError):
-            log.failure("request_failed", error, op=request.op if request else None, request_id=request.request_id if request else None)
+            log.failure(
+                "request_failed",
+                error,
+                op=request.op if request else None,
+                request_id=request.request_id if request else None,
+            )
         return shown.envelope()
 
     async def _answer(self, writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
@@ -321,8 +358,12 @@ class AgentServer:
             async with asyncio.timeout(ANSWER_S):
                 await writer.drain()
 
-    async def _last_answer(self, reader: LineConnection, writer: asyncio.StreamWriter, error: OperationError) -> None:
-        """Answer a peer that may still be sending, and read on for a moment: otherwise it sees a reset instead of the answer."""
+    async def _last_answer(
+        self, reader: LineConnection, writer: asyncio.StreamWriter, error: OperationError
+    ) -> None:
+        """Answer a peer that may still be sending, and read on for a moment: otherwise it sees a reset
+        instead of the answer.
+        """
         await self._answer(writer, error.envelope())
         writer.write_eof()
         with contextlib.suppress(TimeoutError):
@@ -331,10 +372,11 @@ class AgentServer:
                     pass
 
     async def _stream(self, stream: Stream, writer: asyncio.StreamWriter, request: Request | None) -> None:
-        """Send the chunks as they come. An error before the first one is an envelope; after it the connection is reset.
+        """Send the chunks as they come. An error before the first one is an envelope; after it the connection
+        is reset.
 
-        A range of a file goes to the socket by sendfile(2) in a thread, since the disk may have to be waited for; what was written before it
-        has gone by then.
+        A range of a file goes to the socket by sendfile(2) in a thread, since the disk may have to be waited
+        for; what was written before it has gone by then.
         """
         begun = False
         fd = os.dup(writer.get_extra_info("socket").fileno())
@@ -382,7 +424,8 @@ def _send_range(to: int, fd: int, offset: int, size: int) -> None:
     """Write all of it to a non-blocking socket.
 
     Raises:
-        ConnectionError: the peer is gone; TimeoutError: it took nothing for STREAM_S; OSError: the disk refused, or the file is shorter.
+        ConnectionError: the peer is gone; TimeoutError: it took nothing for STREAM_S; OSError: the disk
+            refused, or the file is shorter.
     """
     waiting = select.poll()
     waiting.register(to, select.POLLOUT)

@@ -1,4 +1,6 @@
-"""Show what a terminal shows of a row in which carriage returns went back to its beginning: a progress bar leaves its last state. Pure."""
+"""Show what a terminal shows of a row in which carriage returns went back to its beginning: a progress bar
+leaves its last state. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ _ERASES = re.compile(r"\x1b\[[02]?[KJ]")
 
 
 def collapse(text: str) -> str:
-    """Each row of `text` as it stood at its end. Colours and other sequences of what is shown stay; a row without a carriage return is as it was.
+    """Each row of `text` as it stood at its end. Colours and other sequences of what is shown stay; a row
+    without a carriage return is as it was.
 
-    A column is a character here, whatever its width: after one of another width a rest of an overwritten text may be off by a column.
-    Cost: O(length).
+    A column is a character here, whatever its width: after one of another width a rest of an overwritten text
+    may be off by a column. Cost: O(length).
     """
     if "\r" not in text:
         return text
@@ -20,7 +23,7 @@ def collapse(text: str) -> str:
 
 
 def _row(row: str) -> str:
-    """Go backwards from the last segment: of what was written before it counts only what was not overwritten."""
+    """Go backwards from the last segment: of what was written before it counts only what was not overwritten."""  # noqa: E501
     shown, width = "", 0
     for piece in reversed(row.split("\r")):
         plain = _SEQUENCE.sub("", piece) if "\x1b" in piece else piece

@@ -1,7 +1,9 @@
-"""The operation fsck: the store against what was written to it, a page at a time; and the same of a store that no agent serves.
+"""The operation fsck: the store against what was written to it, a page at a time; and the same of a store
+that no agent serves.
 
-`python -m eos_agent.sessions.check_store [--base] DIR` is the latter, in a process of its own, so that it may enter the user namespace in which the store
-was written: whose files those are is a part of what is checked. It prints one JSON object a line and never writes to the store.
+`python -m eos_agent.sessions.check_store [--base] DIR` is the latter, in a process of its own, so that it may
+enter the user namespace in which the store was written: whose files those are is a part of what is checked.
+It prints one JSON object a line and never writes to the store.
 """
 
 from __future__ import annotations
@@ -62,17 +64,25 @@ class Checks:
         self._pool.close()
 
 
-def page(store: Store, args: dict[str, Any], *, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def page(
+    store: Store, args: dict[str, Any], *, stopped: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """The operation fsck: what is left of the store after the cursor, as far as it goes in a page's time.
 
     Args:
         stopped: asked after each entry.
     Raises:
-        OperationError: invalid_request; the cursor is not one that this gave. server_shutting_down when it was stopped.
+        OperationError: invalid_request; the cursor is not one that this gave. server_shutting_down when it
+            was stopped.
     """
     after = args.get("cursor")
     if after is not None and after.partition(" ")[0] not in check.ORDER:
-        raise OperationError(INVALID_REQUEST, "cursor is not one that this operation gave", {"argument": "cursor"}, reason="invalid_cursor")
+        raise OperationError(
+            INVALID_REQUEST,
+            "cursor is not one that this operation gave",
+            {"argument": "cursor"},
+            reason="invalid_cursor",
+        )
     deadline = time.monotonic() + PAGE_S
     with store.checking(base=args.get("base") is True) as looking:
         parts, found, last = looking.parts(after), list[dict[str, Any]](), after
@@ -82,7 +92,12 @@ def page(store: Store, args: dict[str, Any], *, stopped: Callable[[], bool] = la
                 if damage is not None:
                     found.append(damage_json(damage))
                 elif stopped():
-                    raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
+                    raise OperationError(
+                        SERVER_SHUTTING_DOWN,
+                        "the agent is shutting down",
+                        {"retryable": True},
+                        reason="draining",
+                    )
             last, left = part, left - 1
             if time.monotonic() > deadline or len(found) + len(looking.notes) >= PAGE_LINES:
                 break
@@ -111,9 +126,19 @@ def find_store(folder: str) -> tuple[str, str | None]:
     os.stat(folder)
     for root in (folder, f"{folder}/layer-stack"):
         if os.path.isdir(f"{root}/layers") and os.path.isdir(f"{root}/.layer-metadata"):
-            raise StoreCorrupt(f"{root}: a store without manifest.json and workspace.json", details={"file": root})
-    hint = "name the store's own folder (it holds manifest.json), the state folder of a stopped local sandbox, or the id of a sandbox"
-    raise OperationError(INVALID_REQUEST, f"{folder} is not a store; {hint}", {"store": folder, "hint": hint}, reason="not_a_store")
+            raise StoreCorrupt(
+                f"{root}: a store without manifest.json and workspace.json", details={"file": root}
+            )
+    hint = (
+        "name the store's own folder (it holds manifest.json), the state folder of a stopped local "
+        "sandbox, or the id of a sandbox"
+    )
+    raise OperationError(
+        INVALID_REQUEST,
+        f"{folder} is not a store; {hint}",
+        {"store": folder, "hint": hint},
+        reason="not_a_store",
+    )
 
 
 def _base_of(state: str) -> str | None:
@@ -126,7 +151,9 @@ def _base_of(state: str) -> str | None:
 
 
 def enter(root: str) -> str | None:
-    """See the store as the process that wrote it: files of an ordinary user's sandbox are uid 0's in there. -> why that does not work."""
+    """See the store as the process that wrote it: files of an ordinary user's sandbox are uid 0's in there.
+    -> why that does not work.
+    """
     from eos_agent.kernel import namespaces
     from layerstack.kernel import records
 
@@ -151,7 +178,8 @@ def enter(root: str) -> str | None:
 
 
 def look(folder: str, *, base: bool, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Check the store in `folder`; `tell` gets `{"damage"}`, `{"note"}`, `{"progress"}`, and `{"end"}` with the counts.
+    """Check the store in `folder`; `tell` gets `{"damage"}`, `{"note"}`, `{"progress"}`, and `{"end"}` with
+    the counts.
 
     Raises:
         LayerStackError, OSError: it cannot be looked at.
@@ -181,7 +209,9 @@ def look(folder: str, *, base: bool, tell: Callable[[dict[str, Any]], None]) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`[--base] DIR`. Exit status 0 when it came to its end, whatever it found; 2 with `{"error"}` as the last line."""
+    """`[--base] DIR`. Exit status 0 when it came to its end, whatever it found; 2 with `{"error"}` as the
+    last line.
+    """
     from eos_agent.base.errors import operation_error
 
     words = list(sys.argv[1:] if argv is None else argv)

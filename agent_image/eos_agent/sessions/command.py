@@ -1,7 +1,8 @@
 """One command from spawn to its terminal state.
 
-Everything here runs on the event loop. A command has ended when its process group is gone and its output is drained. It
-is *terminal*, and reported as ended, when its session was finalized too, if it was the last command of an implicit one.
+Everything here runs on the event loop. A command has ended when its process group is gone and its output is
+drained. It is *terminal*, and reported as ended, when its session was finalized too, if it was the last
+command of an implicit one.
 """
 
 from __future__ import annotations
@@ -52,15 +53,19 @@ class Command:
             directory: where its output goes once it is too large for memory.
             split: standard error has a transcript of its own.
             max_bytes: the most that a transcript keeps on disk.
-            completion: "process_group": the command ends with the last process of its group; "leader": with its leader.
-            leader_grace_s: seconds after the leader's end from which callers get an answer though the group lives.
+            completion: "process_group": the command ends with the last process of its group; "leader": with
+                its leader.
+            leader_grace_s: seconds after the leader's end from which callers get an answer though the group
+                lives.
             answer_bytes: the most output of one result.
         """
         self.id = command_id
         self.session = session
         self.text = text
         self.request_id = request_id
-        self.span = telemetry.span("command.exec", command_session_id=command_id, workspace_session_id=session.id)
+        self.span = telemetry.span(
+            "command.exec", command_session_id=command_id, workspace_session_id=session.id
+        )
         self.started = time.monotonic()
         self.started_unix_ms = int(time.time() * 1000)
         self.ended: float | None = None
@@ -105,7 +110,9 @@ class Command:
             self._input = fds.get("stdin", -1)
             for name in ("stdout", "stderr"):
                 if name in fds:
-                    self._readers[fds[name]] = self.errors if name == "stderr" and self.errors is not None else self.output
+                    self._readers[fds[name]] = (
+                        self.errors if name == "stderr" and self.errors is not None else self.output
+                    )
         for fd in self._readers:
             self._loop.add_reader(fd, self._readable, fd)
         if self._group_gone:  # its end was reported before the reply to its spawn
@@ -166,7 +173,9 @@ class Command:
             self.waiting_on = list(event.get("processes", []))
             if self._lingering is None:
                 self._lingering = self._loop.call_later(self._leader_grace_s, self._linger)
-        elif kind == "group_gone" and not self._group_gone and not self._killing:  # else `_kill` waits for processes outside the group too
+        elif (
+            kind == "group_gone" and not self._group_gone and not self._killing
+        ):  # else `_kill` waits for processes outside the group too
             self._gone(list(event.get("left_behind", [])))
 
     def _linger(self) -> None:
@@ -201,14 +210,18 @@ class Command:
         self.over.set()
 
     def _note_oom_kills(self) -> None:
-        """Add to the outcome how many processes the kernel killed for memory: it counts by cgroup, not by command."""
+        """Add to the outcome how many processes the kernel killed for memory: it counts by cgroup, not by
+        command.
+        """
         group = self.session.init.group
         kills = group.new_oom_kills()
         if kills:
             limit = group.memory_max_bytes()
             self.outcome["oom_kills"] = kills
             room = "its sandbox" if limit is None else f"its {limit} bytes"
-            self.outcome.setdefault("hint", f"the kernel killed {kills} of the session's processes: {room} of memory were used up")
+            self.outcome.setdefault(
+                "hint", f"the kernel killed {kills} of the session's processes: {room} of memory were used up"
+            )
 
     def lose(self) -> None:
         """End without an exit code: the session's processes are gone and no init reports how they ended."""
@@ -249,8 +262,14 @@ class Command:
                 written = total - len(data)
                 raise OperationError(
                     OPERATION_FAILED,
-                    f"stdin_backpressure: the command took {written} of {total} bytes within {deadline_s:g} s",
-                    {"command_session_id": self.id, "written_bytes": written, "total_bytes": total, "retryable": True},
+                    f"stdin_backpressure: the command took {written} of {total} bytes within "
+                    f"{deadline_s:g} s",
+                    {
+                        "command_session_id": self.id,
+                        "written_bytes": written,
+                        "total_bytes": total,
+                        "retryable": True,
+                    },
                     reason="stdin_backpressure",
                 ) from None
             self._line_open = not text.endswith("\n")
@@ -322,7 +341,9 @@ class Command:
                 self.timed_out = True
                 self._spawn(self._kill())
 
-        self._timer = self._loop.call_at(self._loop.time() + max(0.0, self.started + timeout_s - time.monotonic()), expired)
+        self._timer = self._loop.call_at(
+            self._loop.time() + max(0.0, self.started + timeout_s - time.monotonic()), expired
+        )
 
     def cancel(self) -> bool:
         """Kill the whole tree; False when the command has ended by itself."""
@@ -356,7 +377,8 @@ class Command:
         await _until(self.terminal, until)
 
     async def wait_for_answer(self, until: float) -> None:
-        """As `wait`, but only until the leader has ended: processes in the background may hold the output open for days.
+        """As `wait`, but only until the leader has ended: processes in the background may hold the output
+        open for days.
 
         Once that was the answer, later calls wait for the background too.
         """
@@ -368,7 +390,9 @@ class Command:
         self.answerable.set()
 
     async def wait_finished(self, until: float) -> None:
-        """Wait for the end of its processes. With the session's gate held, `wait` would wait in vain for the finalization."""
+        """Wait for the end of its processes. With the session's gate held, `wait` would wait in vain for the
+        finalization.
+        """
         await _until(self.over, until)
 
     @property
@@ -382,13 +406,20 @@ class Command:
         return "ok" if self.exit_code == 0 else "error"
 
     def result(
-        self, start: int | None = None, limit: int | None = None, *, always_id: bool = True, raw: bool = False, encoding: str = UTF8
+        self,
+        start: int | None = None,
+        limit: int | None = None,
+        *,
+        always_id: bool = True,
+        raw: bool = False,
+        encoding: str = UTF8,
     ) -> dict[str, Any]:
         """Return the command result object.
 
         Args:
             start: first row; None takes the rows after the cursor, which results of running commands move.
-            always_id: False leaves `command_session_id` out when the command is done and all of its output is in this result.
+            always_id: False leaves `command_session_id` out when the command is done and all of its output is
+                in this result.
             raw: show also what a carriage return overwrote; rows have the same numbers either way.
             encoding: BASE64 for the rows as bytes, raw; else bytes that are not UTF-8 are U+FFFD.
         """
@@ -401,7 +432,11 @@ class Command:
         else:
             rows = self.output.read(start, limit, self._answer_bytes, errors=view.errors)
         found = {**self._status_json(running), **rows_json(self.output, rows, view)}
-        whole = rows.end == self.output.total_rows and not self.output.dropped and view.shows_all(rows, found["output"])
+        whole = (
+            rows.end == self.output.total_rows
+            and not self.output.dropped
+            and view.shows_all(rows, found["output"])
+        )
         if always_id or running or not whole:
             found["command_session_id"] = self.id
         found["workspace_session_id"] = self.session.id
@@ -446,7 +481,13 @@ class Command:
             self.span.end(self.lost)
             return
         words = {True: telemetry.COMPLETED, False: telemetry.ERROR}
-        self.span.status = telemetry.TIMED_OUT if self.timed_out else telemetry.CANCELLED if self.cancelled else words[self.exit_code == 0]
+        self.span.status = (
+            telemetry.TIMED_OUT
+            if self.timed_out
+            else telemetry.CANCELLED
+            if self.cancelled
+            else words[self.exit_code == 0]
+        )
         self.span.end()
 
     def row(self) -> dict[str, Any]:

@@ -15,7 +15,9 @@ TAIL_BYTES = 8 * 1024
 
 
 class OutputView(NamedTuple):
-    """How a caller wants to see output. raw: also what a carriage return overwrote. encoding: UTF8, or BASE64 for bytes."""
+    """How a caller wants to see output. raw: also what a carriage return overwrote. encoding: UTF8, or BASE64
+    for bytes.
+    """
 
     raw: bool
     encoding: str
@@ -75,19 +77,30 @@ def rows_json(transcript: Transcript, rows: Rows, view: OutputView) -> dict[str,
 
 def stderr_json(transcript: Transcript, rows: Rows, view: OutputView) -> dict[str, Any]:
     """The rows of a standard error that is kept apart (`split_output`)."""
-    return {"stderr": view.text(rows.text), "stderr_end_offset": rows.end, "stderr_total_lines": transcript.total_rows}
+    return {
+        "stderr": view.text(rows.text),
+        "stderr_end_offset": rows.end,
+        "stderr_total_lines": transcript.total_rows,
+    }
 
 
-def cut_json(transcript: Transcript, rows: Rows, view: OutputView, *, windowed: bool, with_tail: bool) -> dict[str, Any]:
-    """Rows that the result leaves out: dropped from disk, or beyond its size. Empty when it shows all that was asked for.
+def cut_json(
+    transcript: Transcript, rows: Rows, view: OutputView, *, windowed: bool, with_tail: bool
+) -> dict[str, Any]:
+    """Rows that the result leaves out: dropped from disk, or beyond its size. Empty when it shows all that
+    was asked for.
 
-    windowed: the caller asked for a number of rows, so that rows after them are not missing. with_tail: show the
-    newest output beside rows that end before it.
+    windowed: the caller asked for a number of rows, so that rows after them are not missing. with_tail: show
+    the newest output beside rows that end before it.
     """
     found: dict[str, Any] = {}
     if rows.dropped:
         found["truncated"] = True
-        found["dropped"] = {"start_offset": rows.dropped[0], "end_offset": rows.dropped[1], "bytes": rows.dropped[2]}
+        found["dropped"] = {
+            "start_offset": rows.dropped[0],
+            "end_offset": rows.dropped[1],
+            "bytes": rows.dropped[2],
+        }
     elif rows.end < transcript.total_rows and not windowed:
         found["truncated"] = True
     if found:

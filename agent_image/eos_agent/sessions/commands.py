@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 CANCEL_WAIT_S = 20.0
-"""Seconds that a cancellation waits for the end of the tree and of an implicit session, so that the answer is `cancelled` on a busy machine too."""
+"""Seconds that a cancellation waits for the end of the tree and of an implicit session, so that the answer is
+`cancelled` on a busy machine too.
+"""
 DEFAULT_YIELD_MS = 1000
 MAX_COMMAND_BYTES = 131071  # MAX_ARG_STRLEN of the kernel, without the final NUL
 CANCEL = frozenset("\x03\x04")
@@ -36,7 +38,10 @@ COUNTER_BLOCK = 1000
 
 
 def command_not_found(command_id: str, kind: str = OPERATION_FAILED) -> OperationError:
-    details = {"command_session_id": command_id, "hint": "list_commands shows the running ones and the newest that ended"}
+    details = {
+        "command_session_id": command_id,
+        "hint": "list_commands shows the running ones and the newest that ended",
+    }
     return OperationError(kind, f"command not found: {command_id}", details, reason="command_not_found")
 
 
@@ -53,15 +58,22 @@ def full_session(session: Session, most: int) -> OperationError:
         "retryable": True,
         "hint": "wait_command or signal_command one of them first, or run this one in another session",
     }
-    message = f"command admission refused: {most} commands run in workspace session {session.id}, which is the limit of one session"
+    message = (
+        f"command admission refused: {most} commands run in workspace session {session.id}, which is "
+        f"the limit of one session"
+    )
     return OperationError(SERVER_BUSY, message, details, reason="max_active_commands_of_session")
 
 
 def no_terminal_left(session: Session, most: int) -> OperationError:
-    """The error of a command that gets no terminal: the session's /dev/pts is full, or the machine's limit is reached."""
+    """The error of a command that gets no terminal: the session's /dev/pts is full, or the machine's limit is
+    reached.
+    """
     limit, where = "runtime.workspace.max_terminals", f"workspace session {session.id}"
     with contextlib.suppress(OSError, ValueError):
-        used, machine, reserve = (_number_in(f"/proc/sys/kernel/pty/{name}") for name in ("nr", "max", "reserve"))
+        used, machine, reserve = (
+            _number_in(f"/proc/sys/kernel/pty/{name}") for name in ("nr", "max", "reserve")
+        )
         if used >= machine - reserve:
             limit, where, most = "kernel.pty.max - kernel.pty.reserve", "the whole machine", machine - reserve
     details = {
@@ -82,7 +94,9 @@ class Commands:
         self._settings = settings
         self._sessions = sessions
         self._environment = base_environment
-        self._environments = {tty: command_environment(base_environment, {}, tty=tty) for tty in (False, True)}
+        self._environments = {
+            tty: command_environment(base_environment, {}, tty=tty) for tty in (False, True)
+        }
         self._known: OrderedDict[str, Command] = OrderedDict()
         self._terminal: OrderedDict[str, None] = OrderedDict()
         self._active = 0  # starting or running
@@ -92,7 +106,9 @@ class Commands:
         self._next = self._reserved = self._read_counter()
         self._reserve()
         self._max_active: int = settings.get("runtime.command.max_active", 32)
-        self._max_of_session: int = settings.get("runtime.command.max_active_per_session", self._max_active - self._max_active // 4)
+        self._max_of_session: int = settings.get(
+            "runtime.command.max_active_per_session", self._max_active - self._max_active // 4
+        )
         self._max_terminals: int = settings.get("runtime.workspace.max_terminals", 64)
         self._kept_bytes: int = settings.get("runtime.command.max_kept_output_bytes", 1 << 30)
         self._kept = KeptOutput()
@@ -112,13 +128,18 @@ class Commands:
         except FileNotFoundError:
             return 1
         if body.get("format") != 1:
-            raise StoreCorrupt(f"{self._counter_path}: format {body.get('format')!r} is unknown", details={"file": self._counter_path})
+            raise StoreCorrupt(
+                f"{self._counter_path}: format {body.get('format')!r} is unknown",
+                details={"file": self._counter_path},
+            )
         return int(body["next"])
 
     def _reserve(self) -> None:
         """Reserve a block of 1000 numbers on disk: no command id occurs twice in the life of the store."""
         self._reserved = self._next + COUNTER_BLOCK
-        fsync.write_file(self._counter_path, json.dumps({"format": 1, "next": self._reserved}).encode() + b"\n")
+        fsync.write_file(
+            self._counter_path, json.dumps({"format": 1, "next": self._reserved}).encode() + b"\n"
+        )
 
     def _new_id(self) -> str:
         if self._next >= self._reserved:
@@ -147,21 +168,38 @@ class Commands:
         """
         text: str = args["cmd"]
         if not text:
-            raise OperationError(INVALID_REQUEST, "cmd must be non-empty", {"argument": "cmd"}, reason="empty_command")
+            raise OperationError(
+                INVALID_REQUEST, "cmd must be non-empty", {"argument": "cmd"}, reason="empty_command"
+            )
         if not text.strip():
             raise OperationError(
-                OPERATION_FAILED, "invalid command request: cmd must be non-empty", {"argument": "cmd"}, reason="empty_command"
+                OPERATION_FAILED,
+                "invalid command request: cmd must be non-empty",
+                {"argument": "cmd"},
+                reason="empty_command",
             )
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > MAX_COMMAND_BYTES or "\0" in text:
-            why = "holds a NUL byte" if "\0" in text else f"is {size} bytes, at most {MAX_COMMAND_BYTES} can be started"
+            why = (
+                "holds a NUL byte"
+                if "\0" in text
+                else f"is {size} bytes, at most {MAX_COMMAND_BYTES} can be started"
+            )
             hint = "write the script to a file with file_write and run that, or pass it as stdin to `sh`"
             raise OperationError(
-                INVALID_REQUEST, f"cmd {why}", {"argument": "cmd", "max_bytes": MAX_COMMAND_BYTES, "hint": hint}, reason="command_too_long"
+                INVALID_REQUEST,
+                f"cmd {why}",
+                {"argument": "cmd", "max_bytes": MAX_COMMAND_BYTES, "hint": hint},
+                reason="command_too_long",
             )
         tty, split = args["tty"], args["split_output"]
         if split and tty:
-            raise OperationError(INVALID_REQUEST, "split_output needs tty=false", {"argument": "split_output"}, reason="split_needs_pipes")
+            raise OperationError(
+                INVALID_REQUEST,
+                "split_output needs tty=false",
+                {"argument": "split_output"},
+                reason="split_needs_pipes",
+            )
         extra = parse_env(args.get("env", []))
         if self._active >= self._max_active:
             raise OperationError(
@@ -192,7 +230,9 @@ class Commands:
             self._active -= 1
             raise
 
-    async def _spawn(self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str) -> Command:
+    async def _spawn(
+        self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str
+    ) -> Command:
         """Spawn a command; the session's gate is held."""
         self._cancellations.check(request_id)
         if len(session.commands) >= self._max_of_session:
@@ -220,7 +260,9 @@ class Commands:
             except OperationError as error:
                 if error.details.get("reason") != "exec_failed":
                     raise
-                spawned = await self._run(command, await self._sessions.shell(session, again=True) or [], args, extra)
+                spawned = await self._run(
+                    command, await self._sessions.shell(session, again=True) or [], args, extra
+                )
         except BaseException as error:
             session.commands.pop(command_id, None)
             command.span.end(error)
@@ -236,12 +278,17 @@ class Commands:
             command.feed(args["stdin"])
         return command
 
-    async def _run(self, command: Command, shell: list[str], args: dict[str, Any], extra: dict[str, str]) -> Spawned:
+    async def _run(
+        self, command: Command, shell: list[str], args: dict[str, Any], extra: dict[str, str]
+    ) -> Spawned:
         if not shell:
             raise OperationError(
                 OPERATION_FAILED,
                 "the image has no shell: neither bash nor sh can be run in the session",
-                {"workspace_session_id": command.session.id, "hint": "use an image with /bin/sh, or the file operations"},
+                {
+                    "workspace_session_id": command.session.id,
+                    "hint": "use an image with /bin/sh, or the file operations",
+                },
                 reason="no_shell",
             )
         tty, uid, base = args["tty"], None, self._environment
@@ -253,7 +300,9 @@ class Commands:
                 return await command.session.init.spawn(
                     command.id,
                     argv=[*shell, command.text],
-                    env=command_environment(base, extra, tty=tty) if extra or uid is not None else self._environments[tty],
+                    env=command_environment(base, extra, tty=tty)
+                    if extra or uid is not None
+                    else self._environments[tty],
                     cwd=args.get("cwd") or self._settings.workspace_root,
                     tty=tty,
                     split=args["split_output"],
@@ -267,8 +316,9 @@ class Commands:
             raise
 
     async def _end(self, command: Command) -> None:
-        """Wait for the command's processes, then for the end of its session if it was the last one of an implicit
-        session; after that its end is reported."""
+        """Wait for the command's processes, then for the end of its session if it was the last one of an
+        implicit session; after that its end is reported.
+        """
         await command.over.wait()
         self._active -= 1
         try:
@@ -283,7 +333,9 @@ class Commands:
         self._kept.add(command.id, command.session.id, command.disk_bytes)
         while len(self._terminal) > self._keep:
             self._evict(next(iter(self._terminal)))
-        while self._kept.bytes > self._kept_bytes and (oldest := self._kept.to_go()) != command.id:  # the newest is about to be read
+        while (
+            self._kept.bytes > self._kept_bytes and (oldest := self._kept.to_go()) != command.id
+        ):  # the newest is about to be read
             self._evict(oldest)
 
     def _evict(self, command_id: str) -> None:
@@ -296,7 +348,9 @@ class Commands:
     def _live(self, command_id: str) -> Command:
         if not command_id:
             details = {"argument": "command_session_id"}
-            raise OperationError(INVALID_REQUEST, "command_session_id must be non-empty", details, reason="empty_id")
+            raise OperationError(
+                INVALID_REQUEST, "command_session_id must be non-empty", details, reason="empty_id"
+            )
         command = self._known.get(command_id)
         if command is None:
             raise command_not_found(command_id)
@@ -306,7 +360,10 @@ class Commands:
             raise OperationError(
                 OPERATION_FAILED,
                 f"command already completed: {command_id}",
-                {"command_session_id": command_id, "hint": "read_command_lines returns its output and its exit code"},
+                {
+                    "command_session_id": command_id,
+                    "hint": "read_command_lines returns its output and its exit code",
+                },
                 reason="command_finished",
             )
         return command
@@ -334,14 +391,19 @@ class Commands:
         number = signal.Signals["SIG" + args["signal"]]
         if not await command.session.init.signal(command.id, number) and not command.finished:
             raise OperationError(
-                OPERATION_FAILED, f"command already completed: {command.id}", {"command_session_id": command.id}, reason="command_finished"
+                OPERATION_FAILED,
+                f"command already completed: {command.id}",
+                {"command_session_id": command.id},
+                reason="command_finished",
             )
         if number not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGSTOP, signal.SIGCONT):
             await command.wait_for_answer(time.monotonic() + DEFAULT_YIELD_MS / 1000)
         return command.result()
 
     async def cancel_request(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Kill the command that a request started. Work of an implicit session becomes a draft; an explicit one is not touched."""
+        """Kill the command that a request started. Work of an implicit session becomes a draft; an explicit
+        one is not touched.
+        """
         request_id, starting = await self._cancellations.take(args)
         found = [command for command in self._known.values() if command.request_id == request_id]
         answer: dict[str, Any] = {"request_id": request_id, "cancelled": False}
@@ -360,7 +422,9 @@ class Commands:
             if command.cancel():
                 answer["cancelled"] = True
                 command.session.cancelled = True
-            elif self._sessions.captures.cancel(request_id):  # it has ended, and what it wrote is being published
+            elif self._sessions.captures.cancel(
+                request_id
+            ):  # it has ended, and what it wrote is being published
                 answer["cancelled"] = True
         end = time.monotonic() + CANCEL_WAIT_S
         for command in found:
@@ -382,10 +446,19 @@ class Commands:
                 raise command_not_found(command_id, NOT_FOUND)
             zero = dict.fromkeys(("wall_time_seconds", "command_total_time_seconds"), 0.0)
             none = dict.fromkeys(("start_offset", "end_offset", "total_lines", "original_token_count"), 0)
-            return {"status": "ok", "exit_code": None, **zero, **none, "output": "", "command_session_id": command_id}
+            return {
+                "status": "ok",
+                "exit_code": None,
+                **zero,
+                **none,
+                "output": "",
+                "command_session_id": command_id,
+            }
         most: int = self._settings.get("runtime.command.read_lines_max", 1000)
         limit = min(max(1, args["limit"]), most)
-        return command.result(args["start_offset"], limit, raw=args["raw"], encoding=args.get("encoding", UTF8))
+        return command.result(
+            args["start_offset"], limit, raw=args["raw"], encoding=args.get("encoding", UTF8)
+        )
 
     def list(self, args: dict[str, Any]) -> dict[str, Any]:
         session_id, after, limit = args.get("workspace_session_id"), args.get("after"), args.get("limit", 200)
@@ -394,11 +467,19 @@ class Commands:
             number = _number(after)
             rows = [command for command in rows if _number(command.id) > number]
         page = rows[:limit]
-        return {"commands": [command.row() for command in page], "next": page[-1].id if len(rows) > limit else None}
+        return {
+            "commands": [command.row() for command in page],
+            "next": page[-1].id if len(rows) > limit else None,
+        }
 
 
 def _number(command_id: str) -> int:
     tail = command_id.rpartition("_")[2]
     if not tail.isdecimal() or len(tail) > 20:
-        raise OperationError(INVALID_REQUEST, "after is not a command_session_id", {"argument": "after"}, reason="invalid_cursor")
+        raise OperationError(
+            INVALID_REQUEST,
+            "after is not a command_session_id",
+            {"argument": "after"},
+            reason="invalid_cursor",
+        )
     return int(tail)

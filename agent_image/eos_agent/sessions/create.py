@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 AGENT_ENDS_HINT = (
-    "the process that makes sessions was killed, and the agent ends with it: nothing was made; the next call finds a new agent"
+    "the process that makes sessions was killed, and the agent ends with it: nothing was "
+    "made; the next call finds a new agent"
 )
 
 
@@ -35,7 +36,14 @@ class SessionMaker(NamedTuple):
     timeout_s: float
 
     async def make(
-        self, spec: SessionSpec, *, agent: str | None, request_id: str, draft_id: str | None, draft_base: str, version: int | None
+        self,
+        spec: SessionSpec,
+        *,
+        agent: str | None,
+        request_id: str,
+        draft_id: str | None,
+        draft_base: str,
+        version: int | None,
     ) -> tuple[Upper, InitHandle]:
         """Make upperdir, mount and init. When one of them fails, what was made before it is removed."""
 
@@ -57,12 +65,18 @@ class SessionMaker(NamedTuple):
 
         with telemetry.span("namespace.exec.mount_overlay"):
             try:
-                upper, mount_fd = await (self.pool.run(prepare) if draft_id is None else self.captures.run(prepare, request_id=request_id))
+                upper, mount_fd = await (
+                    self.pool.run(prepare)
+                    if draft_id is None
+                    else self.captures.run(prepare, request_id=request_id)
+                )
             except PublishRejected as error:
                 refused = operation_error(error)
                 hint = "draft_base own opens it as it was; redo its work on the newest version"
                 message = f"draft {draft_id} cannot be carried over to the head: {error.message}"
-                raise OperationError(refused.kind, message, {**refused.details, "draft_id": draft_id, "hint": hint}) from None
+                raise OperationError(
+                    refused.kind, message, {**refused.details, "draft_id": draft_id, "hint": hint}
+                ) from None
         try:
             with telemetry.span("namespace.runner.spawn_child"):
                 init = await self.zygote.create(spec, mount_fd, timeout_s=self.timeout_s)
@@ -70,10 +84,18 @@ class SessionMaker(NamedTuple):
             await asyncio.shield(self.pool.run(upper.discard))
             if isinstance(error, OperationError):
                 message = f"workspace setup failed: {error.message}"
-                if self.zygote.lost.done() or error.details.get("step") == "zygote":  # the agent ends with it, and another is started
-                    details = {"workspace_session_id": upper.session_id, "retryable": True, "hint": AGENT_ENDS_HINT}
+                if (
+                    self.zygote.lost.done() or error.details.get("step") == "zygote"
+                ):  # the agent ends with it, and another is started
+                    details = {
+                        "workspace_session_id": upper.session_id,
+                        "retryable": True,
+                        "hint": AGENT_ENDS_HINT,
+                    }
                     raise OperationError(SERVER_SHUTTING_DOWN, message, details, reason="draining") from None
-                if error.details.get("step") == "start":  # it was killed on the way, or the machine was too slow
+                if (
+                    error.details.get("step") == "start"
+                ):  # it was killed on the way, or the machine was too slow
                     error.details["retryable"] = True
                 raise OperationError(error.kind, message, error.details) from None
             raise

@@ -1,4 +1,6 @@
-"""Check the disk space for a publish before the session's processes end: a publish that fails later may end the session."""
+"""Check the disk space for a publish before the session's processes end: a publish that fails later may end
+the session.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ NEED_BYTES, NEED_PER_PATH = 256 * 1024, 512
 def check(store: Store, paths: int) -> None:
     """Raise OSError (ENOSPC, EDQUOT) when the metadata of a publish of `paths` paths does not fit.
 
-    Cost: one statvfs(2) on a disk with plenty; else a file is allocated in staging and removed, which also meets quotas and reserves.
+    Cost: one statvfs(2) on a disk with plenty; else a file is allocated in staging and removed, which also
+    meets quotas and reserves.
     """
     found = os.statvfs(store.root)
     need = NEED_BYTES + NEED_PER_PATH * paths
-    if found.f_bavail * found.f_frsize >= PLENTY_BYTES + need and (not found.f_files or found.f_favail >= PLENTY_FILES):
+    if found.f_bavail * found.f_frsize >= PLENTY_BYTES + need and (
+        not found.f_files or found.f_favail >= PLENTY_FILES
+    ):
         return
     with store.scrap.scrap() as scrap:
         path = scrap("room")

@@ -1,4 +1,5 @@
-"""The time to live of sessions: an explicit session that was not used for `ttl_s` ends, and its work becomes a draft.
+"""The time to live of sessions: an explicit session that was not used for `ttl_s` ends, and its work becomes
+a draft.
 
 Each session with a time to live has one timer; when it is due and the session was used, it is armed again.
 """
@@ -25,7 +26,11 @@ class Expiry:
         spawn: runs a coroutine in the background.
     """
 
-    def __init__(self, end: Callable[[Session], Coroutine[Any, Any, None]], spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+    def __init__(
+        self,
+        end: Callable[[Session], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
         self._end, self._spawn = end, spawn
         self._timers: dict[str, asyncio.TimerHandle] = {}
 

@@ -25,12 +25,20 @@ def path_of(result: dict[str, Any]) -> str:
     return str(result["path"]) if raw is None else os.fsdecode(base64.b64decode(raw))
 
 
-async def file_op(sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
-    """Do a file operation inside the mount of a session; a long one in a worker, so that init can serve commands."""
+async def file_op(
+    sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None
+) -> dict[str, Any]:
+    """Do a file operation inside the mount of a session; a long one in a worker, so that init can serve
+    commands.
+    """
     async with sessions.use(session_id, kind=NOT_FOUND) as session:
         with telemetry.span("namespace.exec.file_op", op=name):
             try:
-                done = (await session.init.file_op(name, args, data, in_worker=name == "delete" and args["recursive"]))[0]
+                done = (
+                    await session.init.file_op(
+                        name, args, data, in_worker=name == "delete" and args["recursive"]
+                    )
+                )[0]
                 if name in WRITING:
                     session.upper.note_written(path_of(done))
                 return done
@@ -41,7 +49,9 @@ async def file_op(sessions: Sessions, session_id: str, name: str, args: dict[str
 
 
 async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """The operation file_search. The head is searched in a session made for it. The gate is not held during the search."""
+    """The operation file_search. The head is searched in a session made for it. The gate is not held during
+    the search.
+    """
     session_id: str | None = args.pop("workspace_session_id", None)
     limit_s = SEARCH_S + KILL_S
     if session_id is not None:
@@ -54,7 +64,9 @@ async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
         await asyncio.shield(sessions.finalize(own))
 
 
-async def _search_in(sessions: Sessions, session_id: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
+async def _search_in(
+    sessions: Sessions, session_id: str, args: dict[str, Any], limit_s: float
+) -> dict[str, Any]:
     """Search in a live session; again when the session got another init during the search."""
     while True:
         async with sessions.use(session_id, kind=NOT_FOUND) as session:
@@ -66,7 +78,9 @@ async def _search_in(sessions: Sessions, session_id: str, args: dict[str, Any], 
         except OperationError as error:
             if error.details.get("reason") != LOST:
                 raise
-            async with sessions.use(session_id, kind=NOT_FOUND):  # raises how it ended: published, destroyed or lost
+            async with sessions.use(
+                session_id, kind=NOT_FOUND
+            ):  # raises how it ended: published, destroyed or lost
                 if session.init is init:
                     raise
         finally:

@@ -22,8 +22,13 @@ HINT = (
     "redo them on the newest version, then discard_draft"
 )
 CANCELLED = "cancelled"
-CANCELLED_HINT = "the request was cancelled: nothing was published; what the command wrote is kept in draft_id, discard_draft deletes it"
-SETTLED = frozenset({"source_conflict", "publish_error", CANCELLED})  # drafts of sessions that ended in good order
+CANCELLED_HINT = (
+    "the request was cancelled: nothing was published; what the command wrote is kept in "
+    "draft_id, discard_draft deletes it"
+)
+SETTLED = frozenset(
+    {"source_conflict", "publish_error", CANCELLED}
+)  # drafts of sessions that ended in good order
 
 
 def commit(store: Store, upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
@@ -38,25 +43,33 @@ def commit(store: Store, upper: Upper, *, owner: str, request_id: str, agent: st
         except CommitUnsynced as error:
             log.failure("publish_unsynced", error)
             published = store.publish(upper, owner=owner, request_id=request_id, agent=agent)
-        phases.note(no_op=published.no_op, manifest_version=published.manifest.version, layer_id=published.layer_id)
+        phases.note(
+            no_op=published.no_op, manifest_version=published.manifest.version, layer_id=published.layer_id
+        )
         return published
 
 
 def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
-    """Publish the work of an offline session, else keep it as a draft; blocking. Returns what that adds to the command's result.
+    """Publish the work of an offline session, else keep it as a draft; blocking. Returns what that adds to
+    the command's result.
 
     Raises:
-        OSError: no draft could be made either; the work stays in the session's directory, and the next open of the store makes one.
+        OSError: no draft could be made either; the work stays in the session's directory, and the next open
+            of the store makes one.
     """
     upper = session.upper
     if session.cancelled:
         return _kept(session, CANCELLED, CANCELLED_HINT)
     hint = HINT
     try:
-        published = commit(store, upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
+        published = commit(
+            store, upper, owner=session.owner, request_id=session.request_id, agent=session.agent
+        )
     except PublishRejected as error:
         reason, refused = error.reason, rejection_of(error)
-        telemetry.event("workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts))
+        telemetry.event(
+            "workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts)
+        )
     except CommitUnsynced as error:
         return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}
     except Stopped:
@@ -67,9 +80,22 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
         shown = operation_error(error)
         reason = "publish_error"
         if isinstance(error, QuotaExceeded):
-            hint = f"nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files; {quota_hint(error)}"
-        refused = {"path": None, "reason": reason, "source_conflict": None, "protected_drop": None, "message": shown.message}
-        refused |= {"conflict_count": 0, "conflicts": [], "error": {"kind": shown.kind, "details": shown.details}}
+            hint = (
+                f"nothing was published; the work is kept in draft_id: create_workspace_session with it "
+                f"shows your files; {quota_hint(error)}"
+            )
+        refused = {
+            "path": None,
+            "reason": reason,
+            "source_conflict": None,
+            "protected_drop": None,
+            "message": shown.message,
+        }
+        refused |= {
+            "conflict_count": 0,
+            "conflicts": [],
+            "error": {"kind": shown.kind, "details": shown.details},
+        }
     else:
         return {"publish": {"published": not published.no_op, **publish_json(published)}}
     found = {"publish_rejected": True, "publish_reject_class": reason, "publish_rejection": refused}
@@ -78,7 +104,9 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
 
 def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:
     draft = session.upper.to_draft(reason=reason)
-    left_out = {"dropped": [path_json(path) for path in session.upper.dropped]} if session.upper.dropped else {}
+    left_out = (
+        {"dropped": [path_json(path) for path in session.upper.dropped]} if session.upper.dropped else {}
+    )
     found: dict[str, Any] = {"publish": {"published": False, "no_op": False, **left_out}}
     return found if draft is None else {**found, "draft_id": draft.draft_id, "hint": hint}
 

@@ -20,14 +20,25 @@ _WORDS = {
 
 
 def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> OperationError:
-    details = {"workspace_session_id": session_id, "hint": "list_workspace_sessions shows the live ones, list_drafts the kept work"}
-    return OperationError(kind, f"workspace session not found: {session_id}", details, reason="session_not_found")
+    details = {
+        "workspace_session_id": session_id,
+        "hint": "list_workspace_sessions shows the live ones, list_drafts the kept work",
+    }
+    return OperationError(
+        kind, f"workspace session not found: {session_id}", details, reason="session_not_found"
+    )
 
 
 def session_lost(
-    session_id: str, draft_id: str | None, *, how: str = RUNNER_LOST, pending: str | None = None, folder: str = ""
+    session_id: str,
+    draft_id: str | None,
+    *,
+    how: str = RUNNER_LOST,
+    pending: str | None = None,
+    folder: str = "",
 ) -> OperationError:
-    """The error of a call to a session that was lost or expired; the call can be repeated in a new session or one on the draft.
+    """The error of a call to a session that was lost or expired; the call can be repeated in a new session or
+    one on the draft.
 
     Args:
         how: EXPIRED, RUNNER_STUCK, or RUNNER_LOST.
@@ -43,7 +54,8 @@ def session_lost(
         kept = f"its work could not be made a draft: {pending}"
         details["draft_pending"] = True
         details["hint"] = (
-            f"its files are in {folder}; repair what the message names, then the agent's next start makes the draft; destroy_workspace_session deletes the work"
+            f"its files are in {folder}; repair what the message names, then the agent's next start makes "
+            f"the draft; destroy_workspace_session deletes the work"
         )
     else:
         details["hint"] = "create_workspace_session opens a new one"
@@ -52,15 +64,26 @@ def session_lost(
 
 
 def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> OperationError:
-    """The error of a call to a dead session whose work is not a draft yet: in progress, waiting for space, or quarantined."""
-    session_id, why = dead.session_id, None if dead.why is None else dead.why.split(": '")[0][:500]  # a path may be longer than any answer
+    """The error of a call to a dead session whose work is not a draft yet: in progress, waiting for space, or
+    quarantined.
+    """
+    session_id, why = (
+        dead.session_id,
+        None if dead.why is None else dead.why.split(": '")[0][:500],
+    )  # a path may be longer than any answer
     state = "quarantined" if dead.quarantined else "recovering"
-    details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": None, state: True, "draft_pending": True}
+    details: dict[str, Any] = {
+        "workspace_session_id": session_id,
+        "draft_id": None,
+        state: True,
+        "draft_pending": True,
+    }
     if dead.quarantined:
         details["tries"] = dead.tries
         text = f"its work could not be made a draft, {dead.tries} times: {why}"
         details["hint"] = (
-            f"its files are in {folder}; recover_workspace_session tries again once what the message names is repaired; "
+            f"its files are in {folder}; recover_workspace_session tries again once what the message names "
+            f"is repaired; "
             "destroy_workspace_session deletes the work"
         )
     else:
@@ -68,6 +91,9 @@ def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> O
         text = "its work is being made a draft" if why is None else f"its work is not a draft yet: {why}"
         details["hint"] = f"its files are in {folder}; repeat the call: it names the draft once there is one"
         if dead.no_space:
-            details["hint"] = f"its files are in {folder}; free space on that file system: the draft is made then, and this call names it"
+            details["hint"] = (
+                f"its files are in {folder}; free space on that file system: the draft is made then, and "
+                f"this call names it"
+            )
     words = _WORDS.get(how, "workspace session lost: {}: its process ended unasked").format(session_id)
     return OperationError(OPERATION_FAILED, f"{words}; {text}", details, reason=_REASONS.get(how, LOST))

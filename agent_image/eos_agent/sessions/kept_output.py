@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 
 class KeptOutput:
-    """The oldest of the session that has most goes first: no session deletes another one's by printing more."""
+    """The oldest of the session that has most goes first: no session deletes another one's by printing more."""  # noqa: E501
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -25,7 +25,9 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def cleaning(self) -> Generator[None]:
-        """Count and time the block: from the end of a session's processes until its work is published, kept or discarded."""
+        """Count and time the block: from the end of a session's processes until its work is published, kept
+        or discarded.
+        """
         begun = time.monotonic()
         self._attempts += 1
         try:

@@ -1,4 +1,6 @@
-"""The operations that look back: who wrote a file's lines, what a draft or a version changed, pins, and the way to an earlier version."""
+"""The operations that look back: who wrote a file's lines, what a draft or a version changed, pins, and the
+way to an earlier version.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,12 @@ def cursor(args: dict[str, Any]) -> int:
     """
     given = args.get("cursor") or "0"
     if not (given.isascii() and given.isdecimal() and len(given) < 16):
-        raise OperationError(INVALID_REQUEST, "cursor is not one that this operation gave", {"argument": "cursor"}, reason="invalid_cursor")
+        raise OperationError(
+            INVALID_REQUEST,
+            "cursor is not one that this operation gave",
+            {"argument": "cursor"},
+            reason="invalid_cursor",
+        )
     return int(given)
 
 
@@ -75,7 +82,10 @@ def _lines(change: Change) -> dict[str, Any]:
 
 
 def _page(page: versions.Page, row: Callable[[Change], dict[str, Any]]) -> dict[str, Any]:
-    entries = [{**path_json(change.path), "change": change.change, **row(change), **_lines(change)} for change in page.changes]
+    entries = [
+        {**path_json(change.path), "change": change.change, **row(change), **_lines(change)}
+        for change in page.changes
+    ]
     return {"entries": entries, "next": None if page.next is None else str(page.next)}
 
 
@@ -87,7 +97,9 @@ def diff_draft(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
         found = {"base": change.base.to_json(), "ours": change.new.to_json()}
         return {**found, "theirs": change.old.to_json()} if against == "head" else found
 
-    page = versions.diff_draft(store, draft_id, against=against, under=_under(store, root, args), start=cursor(args))
+    page = versions.diff_draft(
+        store, draft_id, against=against, under=_under(store, root, args), start=cursor(args)
+    )
     return {"draft_id": draft_id, "against": against, **_page(page, row)}
 
 
@@ -95,19 +107,29 @@ def diff_versions(store: Store, root: str, args: dict[str, Any]) -> dict[str, An
     """The operation diff_versions."""
     old, new = args["from"], args["to"]
     page = versions.diff_versions(store, old, new, under=_under(store, root, args), start=cursor(args))
-    return {"from": old, "to": new, **_page(page, lambda change: {"from": change.old.to_json(), "to": change.new.to_json()})}
+    return {
+        "from": old,
+        "to": new,
+        **_page(page, lambda change: {"from": change.old.to_json(), "to": change.new.to_json()}),
+    }
 
 
 def list_versions(store: Store, _root: str, args: dict[str, Any]) -> dict[str, Any]:
     """The operation list_versions."""
     found, after = versions.versions(store, after=args.get("after"), limit=args["limit"])
     head = store.head.version
-    return {"versions": [{**version._asdict(), "head": version.version == head} for version in found], "next": after}
+    return {
+        "versions": [{**version._asdict(), "head": version.version == head} for version in found],
+        "next": after,
+    }
 
 
 def pin_version(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
     """The operation pin_version."""
-    return {**store.pin_version(args["version"], agent=args.get("agent"), request_id=request_id)._asdict(), "pinned": True}
+    return {
+        **store.pin_version(args["version"], agent=args.get("agent"), request_id=request_id)._asdict(),
+        "pinned": True,
+    }
 
 
 def unpin_version(store: Store, _root: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -118,5 +140,7 @@ def unpin_version(store: Store, _root: str, args: dict[str, Any]) -> dict[str, A
 def rollback_to(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
     """The operation rollback_to."""
     version = args["version"]
-    done = store.rollback(version, owner=f"operation:{request_id}", request_id=request_id, agent=args.get("agent"))
+    done = store.rollback(
+        version, owner=f"operation:{request_id}", request_id=request_id, agent=args.get("agent")
+    )
     return {"version": version, "publish": publish_json(done), "layer_id": done.layer_id}

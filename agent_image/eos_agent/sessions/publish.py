@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
 SESSION_BUSY = "session_busy"
 PUBLISH = RefusedOperation(
-    "publish", "redo all changes of this session on the newest version in a new session, publish that, then destroy this one"
+    "publish",
+    "redo all changes of this session on the newest version in a new session, publish that, then destroy "
+    "this one",
 )
 KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all that lives in the session"
 
 
 async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Publish an explicit session and close it, or with `keep_open` continue it with an empty upper on the new head.
+    """Publish an explicit session and close it, or with `keep_open` continue it with an empty upper on the
+    new head.
 
-    Freeze and preview first: with conflicts nothing changes and the session continues. Else its processes end and with
-    them the overlay, and the work is captured and committed. If the head has moved into a conflict by then, the session
-    continues with the same view and a new init. With keep_open no process may live in it: it continues with a new init,
-    a new /tmp of its own and a new address.
+    Freeze and preview first: with conflicts nothing changes and the session continues. Else its processes end
+    and with them the overlay, and the work is captured and committed. If the head has moved into a conflict
+    by then, the session continues with the same view and a new init. With keep_open no process may live in
+    it: it continues with a new init, a new /tmp of its own and a new address.
     """
     session_id: str = args["workspace_session_id"]
     grace = check_grace(args)
@@ -44,10 +47,15 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         if session.policy != EXPLICIT:
             details = {"workspace_session_id": session_id}
             raise OperationError(
-                OPERATION_FAILED, f"workspace session {session_id} publishes by itself", details, reason="implicit_session"
+                OPERATION_FAILED,
+                f"workspace session {session_id} publishes by itself",
+                details,
+                reason="implicit_session",
             )
         keep_open = args["keep_open"]
-        await session.await_commands(grace, "publish", reason=SESSION_BUSY if keep_open else "active_commands")
+        await session.await_commands(
+            grace, "publish", reason=SESSION_BUSY if keep_open else "active_commands"
+        )
         if keep_open:
             await check_idle(session, "publish and keep open", hint=KEEP_OPEN_HINT)
         with telemetry.span("workspace_session.capture_changes", preview=True):
@@ -57,9 +65,14 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         await session.init.end(sessions.grace_s, thaw=True)
         upper = session.upper
         try:
-            with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):
+            with (
+                sessions.lifecycle.cleaning(),
+                telemetry.span("workspace_session.publish", workspace_session_id=session_id),
+            ):
                 published = await sessions.captures.run(
-                    lambda: commit(sessions.store, upper, owner=session.owner, request_id=request_id, agent=session.agent),
+                    lambda: commit(
+                        sessions.store, upper, owner=session.owner, request_id=request_id, agent=session.agent
+                    ),
                     request_id=request_id,
                 )
         except CommitUnsynced as error:
@@ -98,10 +111,14 @@ async def check_idle(session: Session, doing: str, *, hint: str) -> None:
 
 
 async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
-    """Continue a published session under the same id on the head, with the gate held. A failure here leaves the work published."""
+    """Continue a published session under the same id on the head, with the gate held. A failure here leaves
+    the work published.
+    """
 
     def renew() -> tuple[Upper, int]:
-        upper = sessions.store.open_upper(session.id, origin=session.owner, agent=session.agent, request_id=session.request_id)
+        upper = sessions.store.open_upper(
+            session.id, origin=session.owner, agent=session.agent, request_id=session.request_id
+        )
         try:
             return upper, upper.mount()
         except BaseException:
@@ -120,7 +137,10 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
     except Exception as error:
         shown = operation_error(error)
         log.failure("not_kept_open", error, session=session.id)
-        return {"kept_open": False, "not_kept_open": {"kind": shown.kind, "message": shown.message, "details": shown.details}}
+        return {
+            "kept_open": False,
+            "not_kept_open": {"kind": shown.kind, "message": shown.message, "details": shown.details},
+        }
     session.upper, session.draft_id = upper, None
     _go_on_with(sessions, session, init)
     found: dict[str, Any] = {"kept_open": True, "base_version": upper.snapshot.version}
@@ -128,7 +148,9 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
 
 
 async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """The operation preview_publish: the outcome that a publish of a live session or a draft would have now. Freezes the session."""
+    """The operation preview_publish: the outcome that a publish of a live session or a draft would have now.
+    Freezes the session.
+    """
     session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
     if (session_id is None) == (draft_id is None):
         raise OperationError(
@@ -139,7 +161,9 @@ async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         )
     start = cursor(args)
     if draft_id is not None:
-        found = await sessions.captures.run(lambda: sessions.store.preview_draft(draft_id), request_id=request_id)
+        found = await sessions.captures.run(
+            lambda: sessions.store.preview_draft(draft_id), request_id=request_id
+        )
         return preview_json(found, start)
     assert session_id is not None
     async with sessions.use(session_id) as session:
@@ -152,11 +176,15 @@ async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 
 
 async def _preview_frozen(sessions: Sessions, session: Session, request_id: str) -> int:
-    """Freeze and preview. Returns the size, with the processes frozen; raises the rejection with the session as it was."""
+    """Freeze and preview. Returns the size, with the processes frozen; raises the rejection with the session
+    as it was.
+    """
     await session.init.freeze()
     good = False
     try:
-        found, size = await sessions.captures.run(lambda: (_preview(sessions, session), session.upper.size_bytes()), request_id=request_id)
+        found, size = await sessions.captures.run(
+            lambda: (_preview(sessions, session), session.upper.size_bytes()), request_id=request_id
+        )
         if found.conflicts:
             raise rejected(sessions, session, rejection(found.conflicts), PUBLISH, retained=True)
         if found.refused is not None:
@@ -173,7 +201,9 @@ async def _preview_frozen(sessions: Sessions, session: Session, request_id: str)
 
 
 def _preview(sessions: Sessions, session: Session) -> Preview:
-    """Preview before a publish; squash first when the work would be refused otherwise and the policy allows it."""
+    """Preview before a publish; squash first when the work would be refused otherwise and the policy allows
+    it.
+    """
     found = session.upper.preview()
     if found.refused is not None and sessions.store.auto_squash.fold(found.refused.reason):
         found = session.upper.preview()
@@ -183,7 +213,9 @@ def _preview(sessions: Sessions, session: Session) -> Preview:
 
 
 async def go_on(sessions: Sessions, session: Session) -> bool:
-    """Give a session whose init has ended a new mount and a new init; when that fails its work becomes a draft."""
+    """Give a session whose init has ended a new mount and a new init; when that fails its work becomes a
+    draft.
+    """
     try:
         mount_fd = await sessions.captures.run(session.upper.mount)  # also scans what was captured
         try:
@@ -216,4 +248,6 @@ def _unsynced(session: Session, error: CommitUnsynced) -> OperationError:
         "publish": publish_json(error.published),
         "destroyed": True,
     }
-    return OperationError(OPERATION_FAILED, f"published, but a power cut may still undo it: {shown.message}", details)
+    return OperationError(
+        OPERATION_FAILED, f"published, but a power cut may still undo it: {shown.message}", details
+    )

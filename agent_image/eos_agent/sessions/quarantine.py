@@ -25,8 +25,13 @@ def _of(store: Store, document: str) -> Iterator[tuple[str, str]]:
 
 def drafts(store: Store) -> list[dict[str, Any]]:
     """Rows of list_drafts: the work exists, its base is unknown."""
-    unknown = dict.fromkeys(("origin", "agent", "request_id", "base_version", "created_unix_ms", "paths", "bytes"))
-    return [{"draft_id": draft_id, **unknown, "reason": REASON, "why": what} for draft_id, what in _of(store, "draft.json")]
+    unknown = dict.fromkeys(
+        ("origin", "agent", "request_id", "base_version", "created_unix_ms", "paths", "bytes")
+    )
+    return [
+        {"draft_id": draft_id, **unknown, "reason": REASON, "why": what}
+        for draft_id, what in _of(store, "draft.json")
+    ]
 
 
 def sessions(store: Store) -> list[tuple[str, str]]:
@@ -57,4 +62,7 @@ def warning(store: Store) -> str | None:
         return None
     names = [os.path.relpath(file, store.root) for file in sorted(store.damaged)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"damaged and quarantined: {', '.join(names[:3])}{more}; eos fsck says what is wrong. until it is repaired or deleted no layer is squashed or removed"
+    return (
+        f"damaged and quarantined: {', '.join(names[:3])}{more}; eos fsck says what is wrong. until it "
+        f"is repaired or deleted no layer is squashed or removed"
+    )

@@ -17,22 +17,27 @@ if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 BUSY_HINT = "end them first: the rebased session starts with a new init"
-REBASE = RefusedOperation("rebase", "undo those paths in the session and try again, or redo its work in a new one")
+REBASE = RefusedOperation(
+    "rebase", "undo those paths in the session and try again, or redo its work in a new one"
+)
 
 
 async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Preview; with conflicts nothing changes. Else init ends and with it the overlay, the work is carried over, and a new
-    init starts on the new view, with a new /tmp and, if isolated, a new address.
+    """Preview; with conflicts nothing changes. Else init ends and with it the overlay, the work is carried
+    over, and a new init starts on the new view, with a new /tmp and, if isolated, a new address.
 
     Raises:
-        OperationError: operation_failed: source_conflict with every conflict, session_busy, or what the disk refused; the session is as it was
-            unless `session_retained` is false: then `draft_id` has its work.
+        OperationError: operation_failed: source_conflict with every conflict, session_busy, or what the disk
+            refused; the session is as it was unless `session_retained` is false: then `draft_id` has its
+            work.
     """
     session_id: str = args["workspace_session_id"]
     async with sessions.use(session_id) as session:
         if session.policy != EXPLICIT:
             message = f"workspace session {session_id} publishes by itself"
-            raise OperationError(OPERATION_FAILED, message, {"workspace_session_id": session_id}, reason="implicit_session")
+            raise OperationError(
+                OPERATION_FAILED, message, {"workspace_session_id": session_id}, reason="implicit_session"
+            )
         version = session.upper.snapshot.version
         if version == sessions.store.head.version:
             return _rebased_json(Rebased(version, version, 0, 0), session)
@@ -55,7 +60,12 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
 
 def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:
     address = session.init.address
-    found = {"from_version": done.from_version, "to_version": done.to_version, "updated": done.updated, "merged": done.merged}
+    found = {
+        "from_version": done.from_version,
+        "to_version": done.to_version,
+        "updated": done.updated,
+        "merged": done.merged,
+    }
     return found | left_out(done) | ({} if address is None else {"address": address})
 
 
@@ -64,7 +74,9 @@ async def _check_conflicts(sessions: Sessions, session: Session, request_id: str
     await session.init.freeze()
     try:
         found = await sessions.captures.run(session.upper.preview, request_id=request_id)
-        await sessions.pool.run(lambda: disk_space.check(sessions.store, found.source_count + found.ignored_count))
+        await sessions.pool.run(
+            lambda: disk_space.check(sessions.store, found.source_count + found.ignored_count)
+        )
     except Exception as error:
         raise refusal(sessions, session, error, REBASE, retained=True) from error
     finally:
@@ -83,5 +95,7 @@ def _not_resumed(sessions: Sessions, session: Session) -> OperationError:
         "retryable": True,
         "hint": "create_workspace_session with this draft_id opens the work again",
     }
-    message = f"workspace session {session.id} was rebased but could not be started again: its work is a draft"
+    message = (
+        f"workspace session {session.id} was rebased but could not be started again: its work is a draft"
+    )
     return OperationError(OPERATION_FAILED, message, details, reason="session_lost")

@@ -1,7 +1,8 @@
-"""Dead sessions' work becomes drafts behind the agent's back: one at a time, each within its limits, while everything else is served.
+"""Dead sessions' work becomes drafts behind the agent's back: one at a time, each within its limits, while
+everything else is served.
 
-Twice failed is quarantined (`layerstack.recovery.dead_sessions`): listed, and tried again on request. What a full disk kept from it is tried again
-when there is room, and when a call names it. ADR 0043.
+Twice failed is quarantined (`layerstack.recovery.dead_sessions`): listed, and tried again on request. What a
+full disk kept from it is tried again when there is room, and when a call names it. ADR 0043.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ class Recovering:
     """The queue, on the event loop. `start` once the agent listens, `close` before the store is closed.
 
     Args:
-        recovered: called with a session's id, and the draft that its work is in now or None when nothing was unpublished.
+        recovered: called with a session's id, and the draft that its work is in now or None when nothing was
+            unpublished.
     """
 
-    def __init__(self, settings: Settings, store: Store, pool: Pool, recovered: Callable[[str, Draft | None], None]) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, pool: Pool, recovered: Callable[[str, Draft | None], None]
+    ) -> None:
         self._store, self._pool, self._recovered = store, pool, recovered
         self._timeout_s: float = settings.get("runtime.workspace.recovery_timeout_s", 60)
         self._child = RecoveryProcess(store)
@@ -59,7 +63,9 @@ class Recovering:
         self._moved = asyncio.Event()  # replaced at each end of a try
         self._current: str | None = None
         self._since = 0.0
-        self._not_before: dict[str, tuple[float, int]] = {}  # when it may be tried again, and free bytes when it failed
+        self._not_before: dict[
+            str, tuple[float, int]
+        ] = {}  # when it may be tried again, and free bytes when it failed
         self._tries: dict[str, int] = {}  # that ended in this process
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -86,16 +92,24 @@ class Recovering:
         self._asked.set()
 
     async def settled(self, session_id: str) -> None:
-        """Wait for a dead session that a call names: until it is recovered, tried once more, quarantined, or the wait is too long."""
+        """Wait for a dead session that a call names: until it is recovered, tried once more, quarantined, or
+        the wait is too long.
+        """
         tries, until = self._tries.get(session_id, 0), time.monotonic() + PATIENCE_S
         self._not_before.pop(session_id, None)
         self.wake()
         while (found := self._store.dead.find(session_id)) is not None and not found.quarantined:
-            if self._closing or self._tries.get(session_id, 0) != tries or not await self._wait(until - time.monotonic()):
+            if (
+                self._closing
+                or self._tries.get(session_id, 0) != tries
+                or not await self._wait(until - time.monotonic())
+            ):
                 return
 
     async def quiet(self) -> None:
-        """Return when nothing is left to try now; not later than when one session has taken long, or all of them have."""
+        """Return when nothing is left to try now; not later than when one session has taken long, or all of
+        them have.
+        """
         until = time.monotonic() + QUIET_S
         while not self._closing and (self._current is not None or self._next() is not None):
             left = PATIENCE_S if self._current is None else self._since + PATIENCE_S - time.monotonic()
@@ -157,7 +171,9 @@ class Recovering:
 
     async def _sleep(self) -> None:
         waiting = [session for session in self._store.dead.all() if not session.quarantined]
-        timeout_s = None if not waiting else LOOK_S if any(session.no_space for session in waiting) else BUSY_S
+        timeout_s = (
+            None if not waiting else LOOK_S if any(session.no_space for session in waiting) else BUSY_S
+        )
         try:
             async with asyncio.timeout(timeout_s):
                 await self._asked.wait()
@@ -188,15 +204,30 @@ class Recovering:
             if self._closing and answer.error is not None:
                 answer = answer._replace(busy=True)
             draft = await self._pool.run(
-                lambda: dead.end_try(session_id, answer.error, draft_id=answer.draft_id, no_space=answer.no_space, again=answer.busy)
+                lambda: dead.end_try(
+                    session_id,
+                    answer.error,
+                    draft_id=answer.draft_id,
+                    no_space=answer.no_space,
+                    again=answer.busy,
+                )
             )
         left = dead.find(session_id)
         if left is None:
             self._not_before.pop(session_id, None)
             self._sizes.pop(session_id, None)
-            self._recovered(session_id, draft if draft is not None else await self._pool.run(lambda: self._stands_on(session)))
+            self._recovered(
+                session_id,
+                draft if draft is not None else await self._pool.run(lambda: self._stands_on(session)),
+            )
             if draft is not None:
-                log.log("draft_recovered", draft=draft.draft_id, origin=draft.origin, paths=draft.paths, bytes=draft.bytes)
+                log.log(
+                    "draft_recovered",
+                    draft=draft.draft_id,
+                    origin=draft.origin,
+                    paths=draft.paths,
+                    bytes=draft.bytes,
+                )
             return draft is not None
         if left.no_space:
             self._postpone(session_id, AGAIN_S)
@@ -207,7 +238,9 @@ class Recovering:
         return False
 
     def _stands_on(self, session: DeadSession) -> Draft | None:
-        """The draft that a session left as it was; None where it stood on none, or that is published or discarded."""
+        """The draft that a session left as it was; None where it stood on none, or that is published or
+        discarded.
+        """
         with contextlib.suppress(LayerStackError):
             return None if session.draft_id is None else self._store.draft(session.draft_id)
         return None
@@ -246,12 +279,20 @@ class Recovering:
         ]
         unknown = {"tries": 0, "base_version": None, "agent": None}
         return found + [
-            {"workspace_session_id": session_id, "state": "damaged", "reason": why, **self._size(session_id), **unknown}
+            {
+                "workspace_session_id": session_id,
+                "state": "damaged",
+                "reason": why,
+                **self._size(session_id),
+                **unknown,
+            }
             for session_id, why in quarantine.sessions(self._store)
         ]
 
     def _size(self, session_id: str) -> dict[str, Any]:
-        """`paths` (their number) and `bytes` of what it holds, by the names in it, counted once: nothing changes there. A part when there is much."""
+        """`paths` (their number) and `bytes` of what it holds, by the names in it, counted once: nothing
+        changes there. A part when there is much.
+        """
         known = self._sizes.get(session_id)
         if known is None:
             try:
@@ -259,5 +300,9 @@ class Recovering:
             except LayerStackError:  # another caller finished it
                 return {"paths": 0, "bytes": 0, "truncated": False}
             whole = found["count"] < WALK_MAX
-            known = self._sizes[session_id] = {"paths": found["count"], "bytes": found["bytes"], "truncated": not whole}
+            known = self._sizes[session_id] = {
+                "paths": found["count"],
+                "bytes": found["bytes"],
+                "truncated": not whole,
+            }
         return known

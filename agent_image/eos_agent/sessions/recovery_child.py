@@ -1,7 +1,9 @@
-"""The process in which dead sessions' work becomes drafts: `sandbox-daemon recover --settings FILE`, and the agent's end of it.
+"""The process in which dead sessions' work becomes drafts: `sandbox-daemon recover --settings FILE`, and the
+agent's end of it.
 
-A session may have left what takes hours or gigabytes to read. So it is read in a process with limits of its own, which is the first to go when
-memory runs out and ends with the agent's thread that started it; the agent itself reads no byte of it. One line of JSON each way for a session.
+A session may have left what takes hours or gigabytes to read. So it is read in a process with limits of its
+own, which is the first to go when memory runs out and ends with the agent's thread that started it; the agent
+itself reads no byte of it. One line of JSON each way for a session.
 """
 
 from __future__ import annotations
@@ -85,14 +87,18 @@ def _answer(beside: Any, asked: dict[str, Any]) -> RecoveryAnswer:
     except (OSError, LayerStackError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return RecoveryAnswer(MEMORY)  # a C library's allocation that failed, opendir(3)'s for one
-        return RecoveryAnswer(str(error)[:4096], no_space=isinstance(error, OSError) and error.errno in NO_SPACE)
+        return RecoveryAnswer(
+            str(error)[:4096], no_space=isinstance(error, OSError) and error.errno in NO_SPACE
+        )
     except Exception as error:
         return RecoveryAnswer(f"{type(error).__name__}: {error}"[:4096])
     return RecoveryAnswer(draft_id=None if draft is None else draft.draft_id)
 
 
 class RecoveryProcess:
-    """The agent's end. Used from one thread, but `stop`, which may come from any. Started at the first request, and again after it was killed."""
+    """The agent's end. Used from one thread, but `stop`, which may come from any. Started at the first
+    request, and again after it was killed.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -104,16 +110,20 @@ class RecoveryProcess:
 
     @property
     def possible(self) -> bool:
-        """False where this process was not started as a program of its own: there is nothing to start again."""
+        """False where this process was not started as a program of its own: there is nothing to start again."""  # noqa: E501
         return self._argv is not None
 
     def recover(self, session: DeadSession, timeout_s: float) -> RecoveryAnswer:
-        """One try. When this returns nothing of it goes on, unless the kernel does not let go of the child."""
+        """One try. When this returns nothing of it goes on, unless the kernel does not let go of the child."""  # noqa: E501
         if self._stopped:
             return RecoveryAnswer("the agent is shutting down", busy=True)
         try:
             process = self._started()
-            asked = {"session_id": session.session_id, "version": session.base_version, "layers": session.lease.layer_ids}
+            asked = {
+                "session_id": session.session_id,
+                "version": session.base_version,
+                "layers": session.lease.layer_ids,
+            }
             assert process.stdin is not None
             process.stdin.write(json.dumps(asked).encode() + b"\n")
             process.stdin.flush()
@@ -130,7 +140,11 @@ class RecoveryProcess:
 
     def _fate(self, error: BaseException) -> str:
         process = self._process
-        code = process.wait(KILL_S) if process is not None and isinstance(error, (EOFError, BrokenPipeError)) else None
+        code = (
+            process.wait(KILL_S)
+            if process is not None and isinstance(error, (EOFError, BrokenPipeError))
+            else None
+        )
         self.end()
         if code is None:
             return f"the process that recovers it could not be used: {error}"
@@ -146,10 +160,18 @@ class RecoveryProcess:
         assert self._argv is not None
         staging = self._store.scrap.name("recovery")
         fd = self._store.lock_fd
-        environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
+        environment = {
+            name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
+        }
         try:
             process = subprocess.Popen(
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", env=environment, pass_fds=(fd,), start_new_session=True
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",
+                env=environment,
+                pass_fds=(fd,),
+                start_new_session=True,
             )
         except OSError:
             self._store.scrap.forget(staging)
@@ -170,7 +192,9 @@ class RecoveryProcess:
         waiting = select.poll()
         waiting.register(process.stdout.fileno(), select.POLLIN)
         while b"\n" not in self._received:
-            if len(self._received) > LINE_MAX or not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if len(self._received) > LINE_MAX or not waiting.poll(
+                max(0.0, deadline - time.monotonic()) * 1000
+            ):
                 raise TimeoutError
             piece = os.read(process.stdout.fileno(), 65536)
             if not piece:

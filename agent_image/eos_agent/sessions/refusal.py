@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class RefusedOperation(NamedTuple):
-    """The operation that was tried: its name in messages and `stage`, and the hint of a rejection that left the session open."""
+    """The operation that was tried: its name in messages and `stage`, and the hint of a rejection that left
+    the session open.
+    """
 
     name: str
     hint: str
@@ -41,7 +43,9 @@ def refusal(
         stage: part of the operation that failed, when it is not the operation itself.
     """
     if isinstance(error, PublishRejected):
-        return rejected(sessions, session, rejection_of(error), operation, retained=retained, restarted=restarted)
+        return rejected(
+            sessions, session, rejection_of(error), operation, retained=retained, restarted=restarted
+        )
     return _failed(sessions, session, error, operation, stage or operation.name, retained=retained)
 
 
@@ -72,16 +76,30 @@ def rejected(
 
 
 def _failed(
-    sessions: Sessions, session: Session, error: Exception, operation: RefusedOperation, stage: str, *, retained: bool
+    sessions: Sessions,
+    session: Session,
+    error: Exception,
+    operation: RefusedOperation,
+    stage: str,
+    *,
+    retained: bool,
 ) -> OperationError:
     """The error of an operation that failed otherwise than by a rejection; it names where the work is."""
     shown = operation_error(error)
     if shown.kind == INTERNAL_ERROR:
         log.failure(f"{operation.name}_failed", error, session=session.id)
-    details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
+    details = {
+        **shown.details,
+        "workspace_session_id": session.id,
+        "stage": stage,
+        "session_retained": retained,
+    }
     if not retained:
         details["draft_id"] = sessions.lost.get(session.id)
         if (dead := sessions.store.dead.find(session.id)) is not None:  # mostly because the disk is full
-            details |= {"draft_pending": True, "hint": not_yet_kept(dead, sessions.folder(session.id)).details["hint"]}
+            details |= {
+                "draft_pending": True,
+                "hint": not_yet_kept(dead, sessions.folder(session.id)).details["hint"],
+            }
     kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
     return OperationError(kind, f"workspace session {operation.name} failed: {shown.message}", details)

@@ -37,7 +37,14 @@ class Session:
     """One live session. `ended` is set once it is out of the table, whatever the reason."""
 
     def __init__(
-        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, init: InitHandle, agent: str | None, request_id: str
+        self,
+        session_id: str,
+        policy: str,
+        spec: SessionSpec,
+        upper: Upper,
+        init: InitHandle,
+        agent: str | None,
+        request_id: str,
     ) -> None:
         self.id = session_id
         self.policy = policy
@@ -56,7 +63,9 @@ class Session:
         self.ending = False  # the end of init is intended
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None
-        self.discarded: dict[str, Any] | None = None  # set with `destroyed`: fields for the results of its commands
+        self.discarded: dict[str, Any] | None = (
+            None  # set with `destroyed`: fields for the results of its commands
+        )
         self.commands: dict[str, RunningCommand] = {}  # those that have not finished
         self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
         self._used = time.monotonic()
@@ -67,7 +76,9 @@ class Session:
         self._used = time.monotonic()
 
     def idle_left_s(self) -> float | None:
-        """Seconds until it expires: all of `ttl_s` while it is in use; None for a session that does not expire."""
+        """Seconds until it expires: all of `ttl_s` while it is in use; None for a session that does not
+        expire.
+        """
         if self.ttl_s is None:
             return None
         return self.ttl_s if self.commands or self.readers else self._used + self.ttl_s - time.monotonic()
@@ -76,7 +87,12 @@ class Session:
         """`ttl_s` and `expires_unix_ms` (null while a command runs) of a session that has a time to live."""
         if self.ttl_s is None:
             return {}
-        return {"ttl_s": self.ttl_s, "expires_unix_ms": None if self.commands else self.last_activity_unix_ms + round(self.ttl_s * 1000)}
+        return {
+            "ttl_s": self.ttl_s,
+            "expires_unix_ms": None
+            if self.commands
+            else self.last_activity_unix_ms + round(self.ttl_s * 1000),
+        }
 
     @property
     def owner(self) -> str:
@@ -91,7 +107,8 @@ class Session:
             active = list(self.commands)
             raise OperationError(
                 OPERATION_FAILED,
-                f"cannot {doing}: workspace session {self.id} has active command sessions: {', '.join(active)}",
+                f"cannot {doing}: workspace session {self.id} has active command sessions: "
+                f"{', '.join(active)}",
                 {
                     "workspace_session_id": self.id,
                     "active_command_session_ids": active,
@@ -105,5 +122,7 @@ def check_grace(args: dict[str, Any]) -> float:
     """`grace_s`, 0 when absent."""
     grace = float(args.get("grace_s") or 0)
     if grace < 0:
-        raise OperationError(INVALID_REQUEST, "grace_s must be non-negative", {"argument": "grace_s"}, reason="out_of_bounds")
+        raise OperationError(
+            INVALID_REQUEST, "grace_s must be non-negative", {"argument": "grace_s"}, reason="out_of_bounds"
+        )
     return grace

@@ -1,4 +1,6 @@
-"""The operation squash_layerstack, and automatic squashes. Live sessions stay on the layers that they have mounted."""
+"""The operation squash_layerstack, and automatic squashes. Live sessions stay on the layers that they have
+mounted.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ NOT_MOVED = "unsupported:kernel_gate_not_proven"
 """No session is moved to another chain while it lives: that is not built."""
 HELD = "pinned:lease_holder_not_swept"
 QUIET_S, PATIENCE_S = 0.25, 1.0
-"""A squash of our own waits until nothing was published for so long, and no longer than this after it was due."""
+"""A squash of our own waits until nothing was published for so long, and no longer than this after it was
+due.
+"""
 ENTRIES_PER_LAYER = 256
-"""Paths that a fold may take up for each layer that it replaces, when it is due for the sake of one directory: some milliseconds each."""
+"""Paths that a fold may take up for each layer that it replaces, when it is due for the sake of one
+directory: some milliseconds each.
+"""
 
 
 class Policy(NamedTuple):
@@ -33,8 +39,9 @@ class Policy(NamedTuple):
     at_layers: int | None = None
     """So many layers can be folded."""
     at_sharing: int | None = None
-    """So many that can be folded touch one directory, unless the fold is too dear: a publish of a few files must not be paid by a fold of all
-    that was folded before. More layers make it cheap for each."""
+    """So many that can be folded touch one directory, unless the fold is too dear: a publish of a few files
+    must not be paid by a fold of all that was folded before. More layers make it cheap for each.
+    """
 
     @property
     def least(self) -> int:
@@ -46,17 +53,23 @@ class Policy(NamedTuple):
         if self.at_layers is not None and depth.foldable >= self.at_layers:
             return "layers"
         cheap = depth.entries <= ENTRIES_PER_LAYER * depth.foldable
-        return "shared_directory" if self.at_sharing is not None and depth.sharing >= self.at_sharing and cheap else None
+        return (
+            "shared_directory"
+            if self.at_sharing is not None and depth.sharing >= self.at_sharing and cheap
+            else None
+        )
 
 
 class Squashes:
     """One at a time: those that are asked for, and with a policy those that are due.
 
-    `on_event(name, attrs)` is called in the event loop for each `layerstack.autosquash.evaluate|triggered|completed|failed`; attrs are
-    numbers and names of ours.
+    `on_event(name, attrs)` is called in the event loop for each
+    `layerstack.autosquash.evaluate|triggered|completed|failed`; attrs are numbers and names of ours.
     """
 
-    def __init__(self, sessions: Sessions, pool: Pool, *, on_event: Callable[[str, dict[str, Any]], object]) -> None:
+    def __init__(
+        self, sessions: Sessions, pool: Pool, *, on_event: Callable[[str, dict[str, Any]], object]
+    ) -> None:
         self._sessions, self._store, self._pool = sessions, sessions.store, pool
         self._asked = False
         self._due: asyncio.Task[Squashed] | None = None
@@ -83,11 +96,16 @@ class Squashes:
 
     def _json(self, done: Squashed, before: set[str]) -> dict[str, Any]:
         live = self._sessions.live.values()
-        chains: dict[str, set[str]] = {session.id: set(session.upper.snapshot.manifest.layer_ids) for session in live}
+        chains: dict[str, set[str]] = {
+            session.id: set(session.upper.snapshot.manifest.layer_ids) for session in live
+        }
         swept: list[dict[str, Any]] = []
         if done.blocks:
             replaced = {layer_id for block in done.blocks for layer_id in block.replaced_layer_ids}
-            swept = [_swept(session_id, replaced, chains.get(session_id)) for session_id in sorted(before | set(chains))]
+            swept = [
+                _swept(session_id, replaced, chains.get(session_id))
+                for session_id in sorted(before | set(chains))
+            ]
         return {
             "manifest_version": done.manifest.version,
             "squashed_blocks": [_block(block, list(chains.values())) for block in done.blocks],
@@ -97,8 +115,10 @@ class Squashes:
     # Automatic squashes
 
     def watch(self, policy: Policy) -> None:
-        """Start squashing by the policy. Publishes do not wait for it: it comes when they pause, but for a head that has grown
-        so long that the kernel will soon not mount it: that one is folded by the publish that finds it."""
+        """Start squashing by the policy. Publishes do not wait for it: it comes when they pause, but for a
+        head that has grown so long that the kernel will soon not mount it: that one is folded by the publish
+        that finds it.
+        """
         loop = asyncio.get_running_loop()
         self._store.on_head = lambda: loop.call_soon_threadsafe(self._published.set)
         auto_squash = self._store.auto_squash
@@ -125,7 +145,12 @@ class Squashes:
                 continue
             depth = await self._pool.run(depths.measure)
             why = policy.due(depth)
-            seen = {"layers": depth.layers, "foldable": depth.foldable, "entries": depth.entries, "sharing": depth.sharing}
+            seen = {
+                "layers": depth.layers,
+                "foldable": depth.foldable,
+                "entries": depth.entries,
+                "sharing": depth.sharing,
+            }
             self._event("evaluate", **seen, due=why is not None)
             if why is None:
                 continue
@@ -136,7 +161,9 @@ class Squashes:
             started = time.monotonic()
             self._due = asyncio.get_running_loop().create_task(self._pool.run(self._store.squash))
             try:
-                self._completed(why, await asyncio.shield(self._due), dur_ms=round((time.monotonic() - started) * 1000, 3))
+                self._completed(
+                    why, await asyncio.shield(self._due), dur_ms=round((time.monotonic() - started) * 1000, 3)
+                )
             except Exception as error:  # the store is as it was, or the next one goes on from there
                 self._failed(why, error)
             finally:
@@ -154,7 +181,14 @@ class Squashes:
 
     def _completed(self, why: str, done: Squashed, **more: Any) -> None:
         replaced = sum(len(block.replaced_layer_ids) for block in done.blocks)
-        self._event("completed", why=why, version=done.manifest.version, blocks=len(done.blocks), replaced=replaced, **more)
+        self._event(
+            "completed",
+            why=why,
+            version=done.manifest.version,
+            blocks=len(done.blocks),
+            replaced=replaced,
+            **more,
+        )
 
     def _failed(self, why: str, error: Exception) -> None:
         attrs: dict[str, Any] = {"why": why, "error": type(error).__name__}

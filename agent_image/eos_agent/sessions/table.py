@@ -1,8 +1,8 @@
 """The table of live sessions: create, use, finalize, destroy, and keep the work of dead ones.
 
-Each session has a gate, an asyncio lock: command starts, file operations, publish, destroy and the end of its init hold
-it one after the other; a running command does not hold it. Blocking calls of the store run in the agent's small pool;
-those whose time grows with a session's work run in a pool of their own (`captures`).
+Each session has a gate, an asyncio lock: command starts, file operations, publish, destroy and the end of its
+init hold it one after the other; a running command does not hold it. Blocking calls of the store run in the
+agent's small pool; those whose time grows with a session's work run in a pool of their own (`captures`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from eos_agent.sessions import quarantine
 from eos_agent.sessions.create import SessionMaker
 from eos_agent.sessions.expiry import EXPIRED, Expiry
 from eos_agent.sessions.finalize import SETTLED, finalization_failed, publish_or_keep
-from eos_agent.sessions.gone import LOST, RUNNER_LOST, RUNNER_STUCK, not_yet_kept, session_lost, session_not_found
+from eos_agent.sessions.gone import (
+    LOST,
+    RUNNER_LOST,
+    RUNNER_STUCK,
+    not_yet_kept,
+    session_lost,
+    session_not_found,
+)
 from eos_agent.sessions.lifecycle import Lifecycle
 from eos_agent.sessions.recovery import Recovering
 from eos_agent.sessions.session import EXPLICIT, IMPLICIT, Session, check_grace
@@ -51,7 +58,9 @@ FORGOTTEN_AFTER = 512
 class Sessions:
     """The table. lost: sessions that were lost or expired, with the draft of their work or None."""
 
-    def __init__(self, settings: Settings, store: Store, zygote: ZygoteHandle, pool: Pool, room: Headroom) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, zygote: ZygoteHandle, pool: Pool, room: Headroom
+    ) -> None:
         self.settings = settings
         self.store = store
         self.zygote = zygote
@@ -103,7 +112,9 @@ class Sessions:
             self.lost.pop(session_id, None)
 
     def _left(self, session: Session, error: Exception) -> None:
-        """Hand a session over to recovery: its work could be neither published nor kept, mostly because the disk is full."""
+        """Hand a session over to recovery: its work could be neither published nor kept, mostly because the
+        disk is full.
+        """
         self.lost[session.id] = None
         try:
             self.store.dead.abandon(session.upper, error)
@@ -113,7 +124,9 @@ class Sessions:
 
     def _pend(self, session_id: str, why: object) -> None:
         self.lost[session_id] = None
-        self.pending[session_id] = str(why).split(": '")[0]  # without the path, which may be too long for an answer
+        self.pending[session_id] = str(why).split(": '")[
+            0
+        ]  # without the path, which may be too long for an answer
 
     def folder(self, session_id: str) -> str:
         """The directory of a session's writes until they are a draft."""
@@ -139,7 +152,9 @@ class Sessions:
             raise OperationError(INVALID_REQUEST, message, {"argument": "base_version"}, reason="one_of_two")
         if args.get("draft_id") is None and args["draft_base"] == "head":
             message = "draft_base head needs the draft_id of the draft that is to be opened there"
-            raise OperationError(INVALID_REQUEST, message, {"argument": "draft_id"}, reason="missing_argument")
+            raise OperationError(
+                INVALID_REQUEST, message, {"argument": "draft_id"}, reason="missing_argument"
+            )
         session = await self._create(
             EXPLICIT,
             network=args["network_profile"],
@@ -169,7 +184,9 @@ class Sessions:
         return found
 
     async def create_implicit(self, *, agent: str | None, request_id: str) -> Session:
-        return await self._create(IMPLICIT, network="shared", rootfs="shared", agent=agent, request_id=request_id)
+        return await self._create(
+            IMPLICIT, network="shared", rootfs="shared", agent=agent, request_id=request_id
+        )
 
     async def _create(
         self,
@@ -184,20 +201,33 @@ class Sessions:
         version: int | None = None,
     ) -> Session:
         if self._draining:
-            raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
+            raise OperationError(
+                SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining"
+            )
         if network == "isolated" and self.settings.get("runtime.workspace.rfc1918_egress", "allow") == "deny":
             raise OperationError(
                 OPERATION_FAILED,
-                "isolated sessions are unavailable: runtime.workspace.rfc1918_egress is deny, which this agent cannot enforce",
+                "isolated sessions are unavailable: runtime.workspace.rfc1918_egress is deny, which this "
+                "agent cannot enforce",
                 reason="egress_not_enforceable",
             )
         spec = SessionSpec(self._new_id(), network, rootfs)
-        with telemetry.span("workspace_session.create", workspace_session_id=spec.session_id, finalize_policy=policy, network=network):
+        with telemetry.span(
+            "workspace_session.create",
+            workspace_session_id=spec.session_id,
+            finalize_policy=policy,
+            network=network,
+        ):
             self._making += 1
             try:
                 await self._admit()
                 upper, init = await self._maker.make(
-                    spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
+                    spec,
+                    agent=agent,
+                    request_id=request_id,
+                    draft_id=draft_id,
+                    draft_base=draft_base,
+                    version=version,
                 )
             finally:
                 self._making -= 1
@@ -243,7 +273,8 @@ class Sessions:
         """The live session of that id.
 
         Raises:
-            OperationError: session_not_found of the given kind, or operation_failed session_lost with the draft.
+            OperationError: session_not_found of the given kind, or operation_failed session_lost with the
+                draft.
         """
         session = self.live.get(session_id)
         if session is not None:
@@ -259,7 +290,8 @@ class Sessions:
         """The session with its gate held.
 
         Raises:
-            OperationError: as `find`; also when the session ended during the wait, or its init during the block.
+            OperationError: as `find`; also when the session ended during the wait, or its init during the
+                block.
         """
         session = self.find(session_id, kind=kind)
         try:
@@ -287,7 +319,9 @@ class Sessions:
         session.ended.set()
 
     async def _lose(self, session: Session, init: InitHandle) -> None:
-        """Handle an init that died: the session's work becomes a draft, and its commands end without an exit code."""
+        """Handle an init that died: the session's work becomes a draft, and its commands end without an exit
+        code.
+        """
         async with session.gate:
             if session.ending or session.init is not init:
                 return
@@ -305,7 +339,11 @@ class Sessions:
             draft_id = draft.draft_id if draft is not None else None
         except Exception as error:  # the upper stays, and recovery makes the draft later
             log.failure("draft_failed", error, session=session.id)
-            telemetry.event("workspace_session.cleanup_failed", workspace_session_id=session.id, error=type(error).__name__)
+            telemetry.event(
+                "workspace_session.cleanup_failed",
+                workspace_session_id=session.id,
+                error=type(error).__name__,
+            )
             self._left(session, error)
         else:
             self.lost[session.id] = draft_id
@@ -313,7 +351,9 @@ class Sessions:
             self._how[session.id] = reason
         lost = self._lost(session.id)
         for command in list(session.commands.values()):
-            command.lost = OperationError(lost.kind, lost.message, {**lost.details, "command_session_id": command.id})
+            command.lost = OperationError(
+                lost.kind, lost.message, {**lost.details, "command_session_id": command.id}
+            )
             command.outcome["session_lost"] = True
             if draft_id:
                 command.outcome["draft_id"] = draft_id
@@ -321,7 +361,9 @@ class Sessions:
         self.end(session)
 
     async def _expire(self, session: Session) -> None:
-        """End an expired session, with its gate held: its work becomes a draft, unless it only shows an unchanged draft."""
+        """End an expired session, with its gate held: its work becomes a draft, unless it only shows an
+        unchanged draft.
+        """
         session.ending = True
         session.state = "finalizing"
         await session.init.end(self.grace_s)
@@ -355,12 +397,18 @@ class Sessions:
             return await self._task(self.finalize(session))
 
     async def finalize(self, session: Session) -> dict[str, Any]:
-        """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what that adds to the result."""
+        """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what
+        that adds to the result.
+        """
         async with session.gate:
             if session.ending:
                 if session.discarded is not None:
                     return session.discarded
-                return {"session_lost": True, "draft_id": self.lost[session.id]} if session.id in self.lost else {}
+                return (
+                    {"session_lost": True, "draft_id": self.lost[session.id]}
+                    if session.id in self.lost
+                    else {}
+                )
             if session.commands:  # another request started a command in it
                 session.state = "active"
                 return {}
@@ -370,10 +418,16 @@ class Sessions:
                 await session.init.end(self.grace_s)
                 try:
                     with self.lifecycle.cleaning(), telemetry.span("workspace_session.publish"):
-                        outcome = await self.captures.run(lambda: publish_or_keep(self.store, session), request_id=session.request_id)
+                        outcome = await self.captures.run(
+                            lambda: publish_or_keep(self.store, session), request_id=session.request_id
+                        )
                 except Exception as error:
                     log.failure("finalization_failed", error, session=session.id)
-                    telemetry.event("workspace_session.finalize_failed", workspace_session_id=session.id, error=type(error).__name__)
+                    telemetry.event(
+                        "workspace_session.finalize_failed",
+                        workspace_session_id=session.id,
+                        error=type(error).__name__,
+                    )
                     self._left(session, error)
                     outcome = finalization_failed(error, self._lost(session.id).details["hint"])
                 if outcome.get("publish_rejected") or outcome.get("finalization_failed"):
@@ -384,11 +438,12 @@ class Sessions:
     async def destroy(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The operation destroy_workspace_session: delete all unpublished work; the answer lists it.
 
-        Also purges a dead session whose work is not a draft yet, or whose session.json is damaged; with `if_clean` the
-        error is session_lost.
+        Also purges a dead session whose work is not a draft yet, or whose session.json is damaged; with
+        `if_clean` the error is session_lost.
 
         Raises:
-            OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then nothing has happened.
+            OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then
+                nothing has happened.
         """
         session_id: str = args["workspace_session_id"]
         grace = check_grace(args)
@@ -415,7 +470,10 @@ class Sessions:
                 return size, discarded
 
             try:
-                with self.lifecycle.cleaning(), telemetry.span("workspace_session.destroy", workspace_session_id=session_id):
+                with (
+                    self.lifecycle.cleaning(),
+                    telemetry.span("workspace_session.destroy", workspace_session_id=session_id),
+                ):
                     size, discarded = await self.pool.run(discard)
             except Exception as error:
                 log.failure("destroy_failed", error, session=session.id)
@@ -430,7 +488,9 @@ class Sessions:
             session.discarded = {
                 "publish": {"published": False, "no_op": False},
                 "discarded": {**discarded, "by": "destroy_workspace_session", "request_id": request_id},
-                "hint": "nothing was published: the session was destroyed by another request before its work was",
+                "hint": (
+                    "nothing was published: the session was destroyed by another request before its work was"
+                ),
             }
             self.end(session)
             return session.destroyed
@@ -438,7 +498,9 @@ class Sessions:
     def _is_left(self, session_id: str) -> bool:
         """True for a dead session whose work is not a draft, with no recovery in progress."""
         dead = self.store.dead.find(session_id)
-        return quarantine.has_session(self.store, session_id) or (dead is not None and not self.recovering.is_trying(session_id))
+        return quarantine.has_session(self.store, session_id) or (
+            dead is not None and not self.recovering.is_trying(session_id)
+        )
 
     async def recover(self, args: dict[str, Any]) -> dict[str, Any]:
         """The operation recover_workspace_session: try once more.
@@ -458,7 +520,9 @@ class Sessions:
         return {"workspace_session_id": session_id, "draft_id": self.lost.get(session_id)}
 
     async def dead_rows(self, *, patient: bool) -> list[dict[str, Any]]:
-        """Rows of dead sessions whose work is not a draft: waiting, quarantined, damaged. patient: after recovery tried each."""
+        """Rows of dead sessions whose work is not a draft: waiting, quarantined, damaged. patient: after
+        recovery tried each.
+        """
         if patient:
             await self.recovering.quiet()
         return await self.pool.run(self.recovering.rows)
@@ -469,7 +533,12 @@ class Sessions:
         for known in (self.lost, self.pending, self._how):
             known.pop(session_id, None)
         log.log("given_up", session=session_id, bytes=lost["bytes"])
-        return {"workspace_session_id": session_id, "destroyed": True, "evicted_upperdir_bytes": lost["bytes"], "discarded": lost}
+        return {
+            "workspace_session_id": session_id,
+            "destroyed": True,
+            "evicted_upperdir_bytes": lost["bytes"],
+            "discarded": lost,
+        }
 
     async def _check_clean(self, session: Session) -> None:
         """Freeze the session; thaw it and refuse if it has unpublished work."""
@@ -487,7 +556,10 @@ class Sessions:
                 "unpublished": found,
                 "hint": "publish_workspace_session keeps the work; destroy without if_clean deletes it",
             }
-            message = f"workspace session {session.id} has unpublished work: {found['count']} paths, {found['bytes']} bytes"
+            message = (
+                f"workspace session {session.id} has unpublished work: {found['count']} paths, "
+                f"{found['bytes']} bytes"
+            )
             raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
     async def shell(self, session: Session, *, again: bool = False) -> list[str] | None:
@@ -525,7 +597,9 @@ class Sessions:
         ]
 
     async def drain(self, timeout_s: float) -> None:
-        """End the sessions before the agent ends. Publications in progress finish; uppers stay, and become drafts at the next start."""
+        """End the sessions before the agent ends. Publications in progress finish; uppers stay, and become
+        drafts at the next start.
+        """
         self._draining = True
         by = time.monotonic() + timeout_s
         busy = [task for task in self._tasks if not task.done()]
@@ -534,7 +608,9 @@ class Sessions:
         left = [session for session in self.live.values() if not session.ending]
         for session in left:
             session.ending = True
-            for command in session.commands.values():  # its waiters get this instead of how it took the signal
+            for (
+                command
+            ) in session.commands.values():  # its waiters get this instead of how it took the signal
                 command.lost = OperationError(
                     SERVER_SHUTTING_DOWN,
                     "the agent is shutting down; the session's work becomes a draft at its next start",

@@ -1,8 +1,10 @@
-"""The output of one command by rows: every row readable by a stable number, bounded on disk, with a marker for what was dropped.
+"""The output of one command by rows: every row readable by a stable number, bounded on disk, with a marker
+for what was dropped.
 
-A row ends at LF; the CR before it goes (the terminal's CR LF becomes LF); a row over 64 KiB is split. Rows lie in segments of about 1 MiB,
-each a file that holds its rows one per line. The first 8 MiB and the newest are kept; when the bound is reached, whole segments in between
-are dropped and their rows read as one marker. Little output stays in memory and never touches the disk.
+A row ends at LF; the CR before it goes (the terminal's CR LF becomes LF); a row over 64 KiB is split. Rows
+lie in segments of about 1 MiB, each a file that holds its rows one per line. The first 8 MiB and the newest
+are kept; when the bound is reached, whole segments in between are dropped and their rows read as one marker.
+Little output stays in memory and never touches the disk.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ TAIL_ROWS = 100
 
 
 class Rows(NamedTuple):
-    """Rows [start, end) of a transcript joined by LF; `dropped` is the range of rows that the marker in it stands for."""
+    """Rows [start, end) of a transcript joined by LF; `dropped` is the range of rows that the marker in it
+    stands for.
+    """
 
     text: str
     start: int
@@ -34,7 +38,9 @@ class Rows(NamedTuple):
 
 
 class _Segment:
-    """Consecutive rows. `index` holds (row, offset) pairs flattened, rising; rows count from the segment's first."""
+    """Consecutive rows. `index` holds (row, offset) pairs flattened, rising; rows count from the segment's
+    first.
+    """
 
     def __init__(self, path: str, first_row: int) -> None:
         self.path, self.first_row = path, first_row
@@ -75,7 +81,9 @@ class _Segment:
             self.fd = -1
 
     def read(self, row: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return at most `max_bytes` bytes that begin at or before `row`, and the number of the row that they begin with."""
+        """Return at most `max_bytes` bytes that begin at or before `row`, and the number of the row that they
+        begin with.
+        """
         at = bisect_right(self.index_rows, row) - 1
         offset = self.index_offsets[at]
         if self.memory is not None:
@@ -106,7 +114,9 @@ class Transcript:
         self._open_bytes = 0  # length of the row that has no end yet
         self._carry = b""  # a CR whose successor is not known yet
         self._dropped: tuple[int, int, int] | None = None
-        self.error: OSError | None = None  # a write failed: rows from there on are lost, and readers see a marker
+        self.error: OSError | None = (
+            None  # a write failed: rows from there on are lost, and readers see a marker
+        )
 
     @property
     def total_rows(self) -> int:
@@ -198,7 +208,9 @@ class Transcript:
         last = self._segments[-1]
         last.seal()
         self._made += 1
-        self._segments.append(_Segment(os.path.join(self._directory, f"{self._name}-{self._made}"), last.first_row + last.rows))
+        self._segments.append(
+            _Segment(os.path.join(self._directory, f"{self._name}-{self._made}"), last.first_row + last.rows)
+        )
         while self._size > self._max_bytes and len(self._segments) > HEAD_SEGMENTS + 2:
             gone = self._segments.pop(HEAD_SEGMENTS)
             first, size = (self._dropped[0], self._dropped[2]) if self._dropped else (gone.first_row, 0)
@@ -206,10 +218,19 @@ class Transcript:
             self._size -= gone.size
             gone.remove()
 
-    def read(self, start: int, limit: int | None = None, max_bytes: int = ANSWER_MAX_BYTES, *, errors: str = "replace") -> Rows:
-        """Rows from `start`, at most `limit` rows and `max_bytes` bytes, and at least one row when there is one.
+    def read(
+        self,
+        start: int,
+        limit: int | None = None,
+        max_bytes: int = ANSWER_MAX_BYTES,
+        *,
+        errors: str = "replace",
+    ) -> Rows:
+        """Rows from `start`, at most `limit` rows and `max_bytes` bytes, and at least one row when there is
+        one.
 
-        `errors` is that of bytes.decode: "surrogateescape" gives a text that can be made the bytes again. Rows that were dropped answer as one row with a marker; `end` is then where they end.
+        `errors` is that of bytes.decode: "surrogateescape" gives a text that can be made the bytes again.
+        Rows that were dropped answer as one row with a marker; `end` is then where they end.
         """
         total = self.total_rows
         start = min(start, total)
@@ -220,7 +241,10 @@ class Transcript:
         while at < roof:
             if self._dropped and self._dropped[0] <= at < self._dropped[1]:
                 dropped = (at, self._dropped[1], self._dropped[2])
-                rows.append(f"[{dropped[1] - at} lines were dropped here: the transcript keeps at most {self._max_bytes >> 20} MiB]")
+                rows.append(
+                    f"[{dropped[1] - at} lines were dropped here: the transcript keeps at most "
+                    f"{self._max_bytes >> 20} MiB]"
+                )
                 at = min(self._dropped[1], total)
                 if limit is not None:
                     roof = max(roof, at)
@@ -235,7 +259,7 @@ class Transcript:
         return Rows(text, start, at, dropped)
 
     def tail(self, after: int, max_bytes: int, *, errors: str = "replace") -> Rows:
-        """The last rows, at most `max_bytes` of them and none before `after`; of a longer last row its end."""
+        """The last rows, at most `max_bytes` of them and none before `after`; of a longer last row its end."""  # noqa: E501
         total = self.total_rows
         found = self.read(max(after, total - TAIL_ROWS), max_bytes=ROW_MAX_BYTES * TAIL_ROWS, errors=errors)
         lines, start = found.text.split("\n"), found.start
@@ -250,7 +274,9 @@ class Transcript:
         return Rows("\n".join(lines[keep:]), start + keep, total)
 
     def _piece(self, row: int, roof: int, max_bytes: int, some: bool, errors: str) -> tuple[list[str], int]:
-        """Rows from `row` that lie in one segment and fit into `max_bytes`, and their size; the first one always, unless there are `some`."""
+        """Rows from `row` that lie in one segment and fit into `max_bytes`, and their size; the first one
+        always, unless there are `some`.
+        """
         firsts = [segment.first_row for segment in self._segments]
         segment = self._segments[bisect_right(firsts, row) - 1]
         want = row - segment.first_row
@@ -286,7 +312,9 @@ class Transcript:
 
 
 def _first_long_row(data: bytes, first: int) -> int:
-    """Where the first row begins, after the one that ends at `first`, that is over the limit; -1 when none is."""
+    """Where the first row begins, after the one that ends at `first`, that is over the limit; -1 when none
+    is.
+    """
     if len(data) - first <= ROW_MAX_BYTES:
         return -1
     at = first + 1

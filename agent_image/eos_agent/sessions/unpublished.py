@@ -17,11 +17,12 @@ SHOWN_PATHS = 100
 
 
 def unpublished(upper: Upper, *, walk_max: int = WALK_MAX) -> dict[str, Any]:
-    """`paths` (at most 100 by name), their `count`, `bytes` of regular files, `truncated` when that is not all.
+    """`paths` (at most 100 by name), their `count`, `bytes` of regular files, `truncated` when that is not
+    all.
 
-    The work of a draft that the session was opened from does not count: it stays. A directory counts when it holds nothing here: it was made,
-    emptied or changed itself. An entry that was written and is as before counts too: this only looks at names.
-    Cost: a walk of at most `walk_max` entries.
+    The work of a draft that the session was opened from does not count: it stays. A directory counts when it
+    holds nothing here: it was made, emptied or changed itself. An entry that was written and is as before
+    counts too: this only looks at names. Cost: a walk of at most `walk_max` entries.
     """
     return of_trees(_own_trees(upper), walk_max=walk_max)
 
@@ -56,19 +57,30 @@ def of_trees(roots: list[str], *, walk_max: int = WALK_MAX) -> dict[str, Any]:
                         continue
             stack += reversed(below)
     shown = [os.fsencode(path).decode("utf-8", "replace") for path in itertools.islice(seen, SHOWN_PATHS)]
-    return {"paths": shown, "count": len(seen), "bytes": size, "truncated": len(seen) > len(shown) or walked >= walk_max}
+    return {
+        "paths": shown,
+        "count": len(seen),
+        "bytes": size,
+        "truncated": len(seen) > len(shown) or walked >= walk_max,
+    }
 
 
 def is_clean(session: Session) -> bool:
-    """True when publishing would change nothing; on a draft, when nothing was written. No process may run in the session."""
+    """True when publishing would change nothing; on a draft, when nothing was written. No process may run in
+    the session.
+    """
     if session.draft_id is not None:
         upper = session.upper
-        return not unpublished(upper)["count"] and _own_trees(upper) == [upper.upperdir] and not upper.root_changed
+        return (
+            not unpublished(upper)["count"]
+            and _own_trees(upper) == [upper.upperdir]
+            and not upper.root_changed
+        )
     return session.upper.preview().no_op
 
 
 def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
-    """Unpublished work that is lost when the sandbox is destroyed. clean: compare contents, not only names."""
+    """Unpublished work that is lost when the sandbox is destroyed. clean: compare contents, not only names."""  # noqa: E501
     rows: list[dict[str, Any]] = []
     left = WALK_MAX
     for session in sessions:
@@ -78,7 +90,14 @@ def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
             is_empty = False
         else:
             is_empty = not row["count"] and (not clean or is_clean(session))
-        rows.append({"workspace_session_id": session.id, "agent": session.agent, "clean": is_empty and not session.commands, **row})
+        rows.append(
+            {
+                "workspace_session_id": session.id,
+                "agent": session.agent,
+                "clean": is_empty and not session.commands,
+                **row,
+            }
+        )
     return {"sessions": rows}
 
 
@@ -89,4 +108,7 @@ def _own_trees(upper: Upper) -> list[str]:
         names = sorted(os.listdir(private), reverse=True)
     except FileNotFoundError:
         names = []
-    return [upper.upperdir, *(f"{private}/{name}" for name in names if not (upper.carried and name == CARRIED))]
+    return [
+        upper.upperdir,
+        *(f"{private}/{name}" for name in names if not (upper.carried and name == CARRIED)),
+    ]

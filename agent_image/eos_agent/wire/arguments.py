@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from eos_agent.wire.operation import ANSWER_S, ARRAY_DEPTH, DEFAULT_YIELD_MS, NO_BUDGET, U64_MAX, Argument, Operation
+from eos_agent.wire.operation import (
+    ANSWER_S,
+    ARRAY_DEPTH,
+    DEFAULT_YIELD_MS,
+    NO_BUDGET,
+    U64_MAX,
+    Argument,
+    Operation,
+)
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
@@ -13,7 +21,9 @@ if TYPE_CHECKING:
     from typing import Any, TypeGuard
 
 
-def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bool = False, bounds: bool = True) -> dict[str, Any]:
+def check_arguments(
+    operation: Operation, args: Mapping[str, Any], *, server: bool = False, bounds: bool = True
+) -> dict[str, Any]:
     """Return the arguments with defaults filled in. Checks names first, then types, missing ones, bounds and
     choices.
 
@@ -29,8 +39,15 @@ def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bo
     unknown = sorted(name for name in args if name not in known)
     if unknown and not server:
         details: dict[str, Any] = {"argument": unknown[0], "known": sorted(known)}
-        raise OperationError(INVALID_REQUEST, f"unknown argument for {operation.name}: {unknown[0]}", details, reason="unknown_argument")
-    checked = {name: _typed(operation, known[name], value, server) for name, value in args.items() if name in known}
+        raise OperationError(
+            INVALID_REQUEST,
+            f"unknown argument for {operation.name}: {unknown[0]}",
+            details,
+            reason="unknown_argument",
+        )
+    checked = {
+        name: _typed(operation, known[name], value, server) for name, value in args.items() if name in known
+    }
     for argument in known.values():
         if argument.name in checked:
             continue
@@ -38,11 +55,17 @@ def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bo
             checked[argument.name] = argument.default
         elif server and argument.server_default is not None:
             checked[argument.name] = argument.server_default
-        elif argument.required and known.get(beside := f"{argument.name}_b64") is not None and checked.get(beside):
+        elif (
+            argument.required
+            and known.get(beside := f"{argument.name}_b64") is not None
+            and checked.get(beside)
+        ):
             checked[argument.name] = ""
         elif argument.required:
             message = f"{argument.name} is required for {operation.name}"
-            raise OperationError(INVALID_REQUEST, message, {"argument": argument.name}, reason="missing_argument")
+            raise OperationError(
+                INVALID_REQUEST, message, {"argument": argument.name}, reason="missing_argument"
+            )
     if bounds:
         for name, value in checked.items():
             _within(operation, known[name], value)
@@ -60,7 +83,11 @@ def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | No
         value = args.get(waits, argument.default if argument is not None else None)
         if value is None:
             value = DEFAULT_YIELD_MS if waits == "yield_time_ms" else 0
-        given = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value) else 0.0
+        given = (
+            float(value)
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value)
+            else 0.0
+        )
         waits = max(0.0, given / 1000 if waits.endswith("_ms") else given)
     return None if waits == NO_BUDGET else ANSWER_S + waits
 
@@ -73,7 +100,9 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
     elif kind == "integer":
         ok = isinstance(value, int) and not isinstance(value, bool)
         if ok and not 0 <= value <= U64_MAX:
-            raise _refused(operation, argument, value, f"must be an integer from 0 to {U64_MAX}", "out_of_bounds")
+            raise _refused(
+                operation, argument, value, f"must be an integer from 0 to {U64_MAX}", "out_of_bounds"
+            )
     elif kind == "float":
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
         if ok and not _finite(value):
@@ -120,21 +149,51 @@ def _within(operation: Operation, argument: Argument, value: Any) -> None:
     if longest is not None and isinstance(value, str) and len(value) * 4 > longest:
         size = len(value.encode("utf-8", "surrogatepass"))
         if size > longest:
-            raise _refused(operation, argument, value, f"is {size} bytes, at most {longest} are accepted", "too_long", max_bytes=longest)
+            raise _refused(
+                operation,
+                argument,
+                value,
+                f"is {size} bytes, at most {longest} are accepted",
+                "too_long",
+                max_bytes=longest,
+            )
     if argument.choices and value not in argument.choices:
         raise _refused(
-            operation, argument, value, f"must be one of {', '.join(argument.choices)}", "bad_choice", choices=list(argument.choices)
+            operation,
+            argument,
+            value,
+            f"must be one of {', '.join(argument.choices)}",
+            "bad_choice",
+            choices=list(argument.choices),
         )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if argument.minimum is not None and value < argument.minimum:
-            raise _refused(operation, argument, value, f"must be at least {argument.minimum:g}", "out_of_bounds", minimum=argument.minimum)
+            raise _refused(
+                operation,
+                argument,
+                value,
+                f"must be at least {argument.minimum:g}",
+                "out_of_bounds",
+                minimum=argument.minimum,
+            )
         if argument.maximum is not None and value > argument.maximum:
-            raise _refused(operation, argument, value, f"must be at most {argument.maximum:g}", "out_of_bounds", maximum=argument.maximum)
+            raise _refused(
+                operation,
+                argument,
+                value,
+                f"must be at most {argument.maximum:g}",
+                "out_of_bounds",
+                maximum=argument.maximum,
+            )
 
 
-def _refused(operation: Operation, argument: Argument, value: Any, must: str, reason: str, **more: Any) -> OperationError:
+def _refused(
+    operation: Operation, argument: Argument, value: Any, must: str, reason: str, **more: Any
+) -> OperationError:
     details = {"argument": argument.name, "value": _shown(value), **more}
-    return OperationError(INVALID_REQUEST, f"{argument.name} of {operation.name} {must}", details, reason=reason)
+    return OperationError(
+        INVALID_REQUEST, f"{argument.name} of {operation.name} {must}", details, reason=reason
+    )
 
 
 def _shown(value: Any) -> Any:

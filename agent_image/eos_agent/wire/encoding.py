@@ -42,10 +42,17 @@ def bytes_of(content: str, encoding: str) -> bytes:
     if encoding == UTF8:
         return content.encode("utf-8", "surrogatepass")
     try:
-        return base64.b64decode("".join(content.split()), validate=True) if encoding == BASE64 else content.encode("latin-1")
+        return (
+            base64.b64decode("".join(content.split()), validate=True)
+            if encoding == BASE64
+            else content.encode("latin-1")
+        )
     except (binascii.Error, ValueError) as error:
         raise OperationError(
-            INVALID_REQUEST, f"content is not {encoding}: {str(error)[:200]}", {"argument": "content"}, reason="invalid_content"
+            INVALID_REQUEST,
+            f"content is not {encoding}: {str(error)[:200]}",
+            {"argument": "content"},
+            reason="invalid_content",
         ) from None
 
 
@@ -58,7 +65,12 @@ def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: 
     """
     if limit > max_bytes:
         message = f"limit of file_read must be at most {max_bytes} bytes in base64: {shown(path)}"
-        raise OperationError(INVALID_REQUEST, message, {"argument": "limit", "value": limit, "maximum": max_bytes}, reason="out_of_bounds")
+        raise OperationError(
+            INVALID_REQUEST,
+            message,
+            {"argument": "limit", "value": limit, "maximum": max_bytes},
+            reason="out_of_bounds",
+        )
     first = max(1, offset) - 1
     total = file.seek(0, 2)
     pieces: list[bytes] = []

@@ -50,7 +50,13 @@ class Argument(NamedTuple):
     @property
     def value_label(self) -> str:
         """Placeholder of the value in a usage line: `dir|tar`, `N`, `PATH`."""
-        by_kind = {"integer": "N", "float": "N", "path": "PATH", "json_array": "JSON", "boolean": "true|false"}
+        by_kind = {
+            "integer": "N",
+            "float": "N",
+            "path": "PATH",
+            "json_array": "JSON",
+            "boolean": "true|false",
+        }
         return self.value or "|".join(self.choices) or by_kind.get(self.kind, "VALUE")
 
 
@@ -112,10 +118,17 @@ RUNTIME_SETS = ("runtime", "all")
 OBSERVABILITY_SETS = ("observability", "all")
 
 # Arguments that several operations share.
-SESSION = Argument("workspace_session_id", "string", help="Session to act in. Omit for the published head.", value="ID")
+SESSION = Argument(
+    "workspace_session_id", "string", help="Session to act in. Omit for the published head.", value="ID"
+)
 AGENT = Argument("agent", "string", help="Your name, for others to see.", value="NAME", ours=True)
 PATH = Argument("path", "string", required=True, help="Path in the workspace.", value="PATH")
 PATH_B64 = Argument(
-    "path_b64", "string", help="The path's bytes in base64, for a name that is not UTF-8.", value="B64", ours=True, hidden=True
+    "path_b64",
+    "string",
+    help="The path's bytes in base64, for a name that is not UTF-8.",
+    value="B64",
+    ours=True,
+    hidden=True,
 )
 CURSOR = Argument("cursor", "string", help="The answer's next, to go on.", value="CURSOR")

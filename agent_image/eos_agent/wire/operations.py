@@ -1,4 +1,5 @@
-"""The runtime operations, declared once: names, arguments, bounds, texts. Pure data, any OS, standard library only.
+"""The runtime operations, declared once: names, arguments, bounds, texts. Pure data, any OS, standard library
+only.
 
 The operations on files are in `operations_files`, those of observability in `operations_observe`. The command
 lines, the MCP tools, the gateway's budgets and the agent's argument checks read these tables. The order of a
@@ -27,33 +28,55 @@ from eos_agent.wire.operations_files import CONTRACT_FILES, MORE_FILES
 from eos_agent.wire.operations_observe import OBSERVABILITY
 
 RUNTIME_FAMILIES = (
-    Family("command", "Commands", "Run commands and talk to them.", "Start a command in a workspace session, feed it, read it, stop it."),
-    Family("file", "Files", "Read and change files.", "Files of the published head, or of a session's private view."),
+    Family(
+        "command",
+        "Commands",
+        "Run commands and talk to them.",
+        "Start a command in a workspace session, feed it, read it, stop it.",
+    ),
+    Family(
+        "file",
+        "Files",
+        "Read and change files.",
+        "Files of the published head, or of a session's private view.",
+    ),
     Family("daemon_http", "Daemon HTTP", "The sandbox's small HTTP surface.", "No operations of its own."),
-    Family("network_isolation", "Network isolation", "Sessions with their own network.", "No operations of its own."),
-    Family("reserved_paths", "Reserved paths", "Names that cannot be published.", "No operations of its own."),
+    Family(
+        "network_isolation",
+        "Network isolation",
+        "Sessions with their own network.",
+        "No operations of its own.",
+    ),
+    Family(
+        "reserved_paths", "Reserved paths", "Names that cannot be published.", "No operations of its own."
+    ),
     Family("shell_security", "Shell security", "What a command may not do.", "No operations of its own."),
     Family(
         "workspace_session",
         "Workspace sessions",
         "Open, publish and discard private views.",
-        "A session is a private writable view of one version. Publishing appends what it changed as one layer, all of it or nothing.",
+        "A session is a private writable view of one version. Publishing appends what it changed as one "
+        "layer, all of it or nothing.",
     ),
     Family(
         "draft",
         "Drafts",
         "Inspect, publish or discard work that was not published.",
-        "A rejected or interrupted session leaves its work as a draft; it stays until it is published or discarded.",
+        "A rejected or interrupted session leaves its work as a draft; it stays until it is published or "
+        "discarded.",
     ),
     Family(
         "history",
         "History",
         "Earlier versions: list, compare, keep, go back.",
-        "Every publish makes a version. It can be opened until a squash merges it into a later one; a pinned version stays.",
+        "Every publish makes a version. It can be opened until a squash merges it into a later one; a "
+        "pinned version stays.",
     ),
 )
 
-_COMMAND_ID = Argument("command_session_id", "string", required=True, help="Id that exec_command returned.", value="ID")
+_COMMAND_ID = Argument(
+    "command_session_id", "string", required=True, help="Id that exec_command returned.", value="ID"
+)
 _YIELD = Argument(
     "yield_time_ms",
     "integer",
@@ -71,14 +94,22 @@ _ENCODING = Argument(
     ours=True,
     hidden=True,
 )
-_IF_CLEAN = Argument("if_clean", "boolean", help="true: refuse if work would be lost.", default=False, ours=True, hidden=True)
-_GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
+_IF_CLEAN = Argument(
+    "if_clean", "boolean", help="true: refuse if work would be lost.", default=False, ours=True, hidden=True
+)
+_GRACE = Argument(
+    "grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N"
+)
 _VERSION = Argument("version", "integer", required=True, help="Number of the version.", minimum=1, value="N")
-_DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
+_DRAFT = Argument(
+    "draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True
+)
 
 _COMMAND_RESULT = (
     ResultField("status", "string", "running, ok, error, timed_out or cancelled; ok means exit code 0"),
-    ResultField("exit_code", "integer|null", "null while running; 124 timeout, 130 cancelled, -N killed by signal N"),
+    ResultField(
+        "exit_code", "integer|null", "null while running; 124 timeout, 130 cancelled, -N killed by signal N"
+    ),
     ResultField("wall_time_seconds", "number"),
     ResultField("command_total_time_seconds", "number"),
     ResultField("start_offset", "integer", "first line in output"),
@@ -93,23 +124,42 @@ _COMMAND_RESULT = (
     ResultField("finalization_failed", "boolean"),
     ResultField("finalization_failure_class", "string"),
     ResultField("finalization_attempts", "integer"),
-    ResultField("publish", "object", "published, no_op, revision, route_summary; synced false: a power cut may undo it", ours=True),
+    ResultField(
+        "publish",
+        "object",
+        "published, no_op, revision, route_summary; synced false: a power cut may undo it",
+        ours=True,
+    ),
     ResultField("publish_rejection", "object", "every conflict with base, ours, theirs and hunks", ours=True),
     ResultField("draft_id", "string", "where refused work is kept", ours=True),
     ResultField("hint", "string", ours=True),
     ResultField(
         "discarded",
         "object",
-        "paths, count, bytes of unpublished work that was deleted with its session; by, request_id: the request that deleted it",
+        "paths, count, bytes of unpublished work that was deleted with its session; by, request_id: the "
+        "request that deleted it",
         ours=True,
     ),
     ResultField("finalizing", "boolean", "the command ended, its session is being published", ours=True),
-    ResultField("leader_exit_code", "integer", "exit code of the command itself, while other processes of its group run", ours=True),
+    ResultField(
+        "leader_exit_code",
+        "integer",
+        "exit code of the command itself, while other processes of its group run",
+        ours=True,
+    ),
     ResultField("waiting_on", "array", "processes of the group that still run", ours=True),
     ResultField(
-        "left_behind", "array", "processes that left the group; with status running: background processes that it waits for", ours=True
+        "left_behind",
+        "array",
+        "processes that left the group; with status running: background processes that it waits for",
+        ours=True,
     ),
-    ResultField("oom_kills", "integer", "processes of the session that the kernel killed because its memory was used up", ours=True),
+    ResultField(
+        "oom_kills",
+        "integer",
+        "processes of the session that the kernel killed because its memory was used up",
+        ours=True,
+    ),
     ResultField("stderr", "string", "with split_output", ours=True),
     ResultField("stderr_end_offset", "integer", "as end_offset, for stderr", ours=True),
     ResultField("stderr_total_lines", "integer", ours=True),
@@ -117,9 +167,15 @@ _COMMAND_RESULT = (
     ResultField("encoding", "string", "base64: encoding of output, stderr and tail", ours=True),
     ResultField("tail", "object", "start_offset and output: the last lines of a truncated output", ours=True),
     ResultField("total_bytes", "integer", "with truncated: bytes of the whole output", ours=True),
-    ResultField("dropped", "object", "start_offset, end_offset and bytes of lines that were not kept", ours=True),
-    ResultField("session_lost", "boolean", "the session died with the command; draft_id has its work", ours=True),
-    ResultField("finalization_error", "object", "kind, message and details of finalization_failed", ours=True),
+    ResultField(
+        "dropped", "object", "start_offset, end_offset and bytes of lines that were not kept", ours=True
+    ),
+    ResultField(
+        "session_lost", "boolean", "the session died with the command; draft_id has its work", ours=True
+    ),
+    ResultField(
+        "finalization_error", "object", "kind, message and details of finalization_failed", ours=True
+    ),
     ResultField("output_error", "string", "errno's name: reading the output failed", ours=True),
 )
 _CONFLICT_RESULT = (
@@ -133,11 +189,14 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "Run a shell command",
-        "Run a shell command in the workspace. Without workspace_session_id its changes are published as one layer when it ends; with one they stay private. "
+        "Run a shell command in the workspace. Without workspace_session_id its changes are published as "
+        "one layer when it ends; with one they stay private. "
         "Answers within yield_time_ms; status running: go on with its command_session_id. "
         "publish_rejected: your work is in draft_id; redo it on the head; the draft may stay.",
         (
-            Argument("cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"),
+            Argument(
+                "cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"
+            ),
             SESSION._replace(help="Session to run in. Omit for a fresh one that publishes at its end."),
             Argument("timeout_ms", "integer", help="Kill it after this long, in ms.", minimum=0),
             _YIELD,
@@ -149,7 +208,13 @@ RUNTIME: tuple[Operation, ...] = (
                 items={"type": "string", "pattern": "^[^=]+="},
                 ours=True,
             ),
-            Argument("tty", "boolean", help="false: pipes and no stdin, instead of a terminal.", default=True, ours=True),
+            Argument(
+                "tty",
+                "boolean",
+                help="false: pipes and no stdin, instead of a terminal.",
+                default=True,
+                ours=True,
+            ),
             Argument(
                 "stdin",
                 "string",
@@ -158,7 +223,13 @@ RUNTIME: tuple[Operation, ...] = (
                 file_flag="--stdin-file",
                 ours=True,
             ),
-            Argument("split_output", "boolean", help="Keep stderr separate; needs tty=false.", default=False, ours=True),
+            Argument(
+                "split_output",
+                "boolean",
+                help="Keep stderr separate; needs tty=false.",
+                default=False,
+                ours=True,
+            ),
             Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
             AGENT,
             _RAW._replace(hidden=True),
@@ -168,34 +239,49 @@ RUNTIME: tuple[Operation, ...] = (
         related=("read_command_lines", "write_command_stdin", "wait_command", "create_workspace_session"),
         examples=(
             'sandbox-runtime-cli --sandbox-id eos-1 exec_command "make test"',
-            'sandbox-runtime-cli --sandbox-id eos-1 exec_command --workspace-session-id ID --timeout-ms 60000 "pytest -q"',
+            "sandbox-runtime-cli --sandbox-id eos-1 exec_command --workspace-session-id ID --timeout-ms "
+            '60000 "pytest -q"',
         ),
         result=_COMMAND_RESULT,
         sets=AGENT_SETS,
         waits="yield_time_ms",
-        promise="The answer that reports the end comes after the session's work was published or kept as a draft.",
-        result_example='{"status": "ok", "exit_code": 0, "output": "ready", "start_offset": 0, "end_offset": 1, "total_lines": 1}',
+        promise="The answer that reports the end comes after the session's work was published or kept as "
+        "a draft.",
+        result_example='{"status": "ok", "exit_code": 0, "output": "ready", "start_offset": 0, '
+        '"end_offset": 1, "total_lines": 1}',
     ),
     Operation(
         "write_command_stdin",
         "runtime",
         "command",
         "Write to a running command",
-        "Send text to a running command, as typed: add the newline yourself. Only U+0003 or U+0004 cancels it (exit code 130). "
+        "Send text to a running command, as typed: add the newline yourself. Only U+0003 or U+0004 cancels "
+        "it (exit code 130). "
         "Returns the lines since the last answer. operation_failed: it has ended; use read_command_lines.",
         (
             _COMMAND_ID,
-            Argument("stdin", "string", required=True, help="Text to write, verbatim.", positional="TEXT", file_flag="--stdin-file"),
+            Argument(
+                "stdin",
+                "string",
+                required=True,
+                help="Text to write, verbatim.",
+                positional="TEXT",
+                file_flag="--stdin-file",
+            ),
             _YIELD,
         ),
         open_world=True,
         related=("exec_command", "close_stdin", "signal_command"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 write_command_stdin --command-session-id namespace_execution_1 $'yes\\n'",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 write_command_stdin --command-session-id "
+            "namespace_execution_1 $'yes\\n'",
+        ),
         result=_COMMAND_RESULT,
         sets=AGENT_SETS,
         waits="yield_time_ms",
         promise="Bytes are written as given, within two seconds or not at all.",
-        result_example='{"status": "running", "exit_code": null, "output": "continue? yes", "command_session_id": "namespace_execution_1"}',
+        result_example='{"status": "running", "exit_code": null, "output": "continue? yes", '
+        '"command_session_id": "namespace_execution_1"}',
     ),
     Operation(
         "read_command_lines",
@@ -215,12 +301,14 @@ RUNTIME: tuple[Operation, ...] = (
         idempotent=True,
         related=("exec_command", "wait_command"),
         examples=(
-            "sandbox-runtime-cli --sandbox-id eos-1 read_command_lines --command-session-id namespace_execution_1 --start-offset 200",
+            "sandbox-runtime-cli --sandbox-id eos-1 read_command_lines --command-session-id "
+            "namespace_execution_1 --start-offset 200",
         ),
         result=_COMMAND_RESULT,
         sets=AGENT_SETS,
         promise="Offsets are stable: the same offset gives the same line for as long as the command is kept.",
-        result_example='{"status": "ok", "exit_code": 0, "start_offset": 0, "end_offset": 2, "total_lines": 2, "output": "a\\nb"}',
+        result_example='{"status": "ok", "exit_code": 0, "start_offset": 0, "end_offset": 2, "total_lines": '
+        '2, "output": "a\\nb"}',
     ),
     *CONTRACT_FILES,
     Operation(
@@ -228,7 +316,8 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "Open a private session",
-        "Open a private writable view of the newest version that lasts until it is published or destroyed, for work of several calls. "
+        "Open a private writable view of the newest version that lasts until it is published or destroyed, "
+        "for work of several calls. "
         "Pass its workspace_session_id to commands and file operations. Later publishes are not seen in it.",
         (
             Argument(
@@ -247,12 +336,20 @@ RUNTIME: tuple[Operation, ...] = (
                 choices=("own", "head"),
                 ours=True,
             ),
-            Argument("base_version", "integer", help="Start from this older version.", minimum=1, value="N", ours=True),
+            Argument(
+                "base_version",
+                "integer",
+                help="Start from this older version.",
+                minimum=1,
+                value="N",
+                ours=True,
+            ),
             AGENT,
             Argument(
                 "rootfs",
                 "string",
-                help="read_only: only workspace and a private /tmp are writable. Without a container it is always so.",
+                help="read_only: only workspace and a private /tmp are writable. Without a container it is "
+                "always so.",
                 default="shared",
                 choices=("shared", "read_only"),
                 ours=True,
@@ -271,7 +368,8 @@ RUNTIME: tuple[Operation, ...] = (
         related=("publish_workspace_session", "destroy_workspace_session", "exec_command"),
         examples=(
             "sandbox-runtime-cli --sandbox-id eos-1 create_workspace_session",
-            "sandbox-runtime-cli --sandbox-id eos-1 create_workspace_session --draft-id draft-0123456789abcdef",
+            "sandbox-runtime-cli --sandbox-id eos-1 create_workspace_session --draft-id "
+            "draft-0123456789abcdef",
         ),
         result=(
             ResultField("workspace_session_id", "string"),
@@ -282,26 +380,42 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField(
                 "limits",
                 "object",
-                "state, nano_cpus, memory_high_bytes, memory_max_bytes, pids_max (null: not enforced), reason",
+                "state, nano_cpus, memory_high_bytes, memory_max_bytes, pids_max (null: not "
+                "enforced), reason",
                 ours=True,
             ),
             ResultField("ttl_s", "number", "with ttl_s: as given", ours=True),
-            ResultField("expires_unix_ms", "integer", "with ttl_s: when it ends if it is not used", ours=True),
-            ResultField("network", "string", "isolated: no_egress (its own address, nothing else reachable) or loopback_only", ours=True),
-            ResultField("address", "string", "isolated: the address of its servers, reachable from inside the session only", ours=True),
+            ResultField(
+                "expires_unix_ms", "integer", "with ttl_s: when it ends if it is not used", ours=True
+            ),
+            ResultField(
+                "network",
+                "string",
+                "isolated: no_egress (its own address, nothing else reachable) or loopback_only",
+                ours=True,
+            ),
+            ResultField(
+                "address",
+                "string",
+                "isolated: the address of its servers, reachable from inside the session only",
+                ours=True,
+            ),
         ),
         sets=AGENT_SETS,
         waits=30,
         promise="The session sees one version for its whole life.",
-        result_example='{"workspace_session_id": "…", "network_profile": "shared", "finalize_policy": "no_op"}',
+        result_example='{"workspace_session_id": "…", "network_profile": "shared", "finalize_policy": '
+        '"no_op"}',
     ),
     Operation(
         "publish_workspace_session",
         "runtime",
         "workspace_session",
         "Publish a session's work",
-        "Append what the session changed as one layer, all of it or nothing, and close it. Lines that others changed elsewhere are merged. "
-        "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
+        "Append what the session changed as one layer, all of it or nothing, and close it. Lines that "
+        "others changed elsewhere are merged. "
+        "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts "
+        "lists each path with base, ours, theirs. "
         "Redo all your changes in a new session, publish that, then destroy this one.",
         (
             SESSION._replace(required=True, help="Session to publish."),
@@ -316,45 +430,74 @@ RUNTIME: tuple[Operation, ...] = (
             ),
         ),
         related=("preview_publish", "destroy_workspace_session"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 publish_workspace_session --workspace-session-id ID",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 publish_workspace_session --workspace-session-id ID",
+        ),
         result=(
             ResultField("workspace_session_id", "string"),
             ResultField("publish", "object", "no_op, revision, route_summary"),
             ResultField("destroyed", "boolean"),
             ResultField("evicted_upperdir_bytes", "integer"),
-            ResultField("publish.notices", "array", "for paths that both sides changed: which side was kept", ours=True),
+            ResultField(
+                "publish.notices",
+                "array",
+                "for paths that both sides changed: which side was kept",
+                ours=True,
+            ),
             ResultField(
                 "publish.dropped",
                 "array",
-                "skipped: sockets, pipes and devices, which a layer cannot hold; unfinished files of a killed file operation or git",
+                "skipped: sockets, pipes and devices, which a layer cannot hold; unfinished files of a "
+                "killed file operation or git",
                 ours=True,
             ),
             ResultField("kept_open", "boolean", "with keep_open: whether the session stayed open", ours=True),
             ResultField("base_version", "integer", "with keep_open: the version that it sees now", ours=True),
-            ResultField("address", "string", "with keep_open, isolated: its address, which may be another one", ours=True),
-            ResultField("not_kept_open", "object", "with kept_open false: kind, message and details of the error", ours=True),
+            ResultField(
+                "address",
+                "string",
+                "with keep_open, isolated: its address, which may be another one",
+                ours=True,
+            ),
+            ResultField(
+                "not_kept_open",
+                "object",
+                "with kept_open false: kind, message and details of the error",
+                ours=True,
+            ),
         ),
         sets=AGENT_SETS,
         waits=570,
-        promise="After a success the new version survives a power cut; after a rejection nothing has changed.",
-        result_example='{"workspace_session_id": "…", "publish": {"no_op": false, "revision": {"manifest_version": 4, "root_hash": "…", "layer_count": 4}, '
-        '"route_summary": {"source_count": 2, "ignored_count": 0}}, "destroyed": true, "evicted_upperdir_bytes": 1834}',
+        promise="After a success the new version survives a power cut; after a rejection nothing has "
+        "changed.",
+        result_example='{"workspace_session_id": "…", "publish": {"no_op": false, "revision": '
+        '{"manifest_version": 4, "root_hash": "…", "layer_count": 4}, '
+        '"route_summary": {"source_count": 2, "ignored_count": 0}}, "destroyed": true, '
+        '"evicted_upperdir_bytes": 1834}',
     ),
     Operation(
         "destroy_workspace_session",
         "runtime",
         "workspace_session",
         "Discard a session",
-        "Close a session and discard its unpublished changes for good. Refused while its commands run: signal or wait for them first.",
+        "Close a session and discard its unpublished changes for good. Refused while its commands run: "
+        "signal or wait for them first.",
         (SESSION._replace(required=True, help="Session to discard."), _GRACE, _IF_CLEAN),
         destructive=True,
         related=("publish_workspace_session", "preview_publish"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 destroy_workspace_session --workspace-session-id ID",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 destroy_workspace_session --workspace-session-id ID",
+        ),
         result=(
             ResultField("workspace_session_id", "string"),
             ResultField("destroyed", "boolean"),
             ResultField("evicted_upperdir_bytes", "integer"),
-            ResultField("discarded", "object", "paths (at most 100), count and bytes of the discarded work, truncated", ours=True),
+            ResultField(
+                "discarded",
+                "object",
+                "paths (at most 100), count and bytes of the discarded work, truncated",
+                ours=True,
+            ),
         ),
         sets=AGENT_SETS,
         waits="grace_s",
@@ -366,7 +509,8 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "List live sessions",
-        "List the live sessions with base version, size and running commands: to find a lost id, or to see who else works here.",
+        "List the live sessions with base version, size and running commands: to find a lost id, or to see "
+        "who else works here.",
         (),
         read_only=True,
         idempotent=True,
@@ -377,25 +521,31 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField(
                 "dead_sessions",
                 "array",
-                "dead sessions whose work is not a draft: `state` recovering, quarantined (recover_workspace_session tries "
-                "again, destroy_workspace_session discards the work) or damaged, `reason`, `paths`, `bytes`; absent when there are none",
+                "dead sessions whose work is not a draft: `state` recovering, quarantined "
+                "(recover_workspace_session tries "
+                "again, destroy_workspace_session discards the work) or damaged, `reason`, `paths`, "
+                "`bytes`; absent when there are none",
             ),
         ),
         sets=AGENT_SETS,
         ours=True,
         promise="Every session that can be used by id is listed.",
-        result_example='{"sessions": [{"workspace_session_id": "…", "state": "active", "base_version": 3, "active_command_session_ids": []}]}',
+        result_example='{"sessions": [{"workspace_session_id": "…", "state": "active", "base_version": 3, '
+        '"active_command_session_ids": []}]}',
     ),
     Operation(
         "recover_workspace_session",
         "runtime",
         "workspace_session",
         "Retry the recovery of a dead session",
-        "Make a draft of the work of a dead session whose recovery failed: list_workspace_sessions shows it as quarantined. "
+        "Make a draft of the work of a dead session whose recovery failed: list_workspace_sessions shows it "
+        "as quarantined. "
         "Returns the draft's id, null when the session had no unpublished work.",
         (SESSION._replace(required=True, help="Dead session to recover."),),
         related=("list_workspace_sessions", "destroy_workspace_session", "list_drafts"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 recover_workspace_session --workspace-session-id ID",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 recover_workspace_session --workspace-session-id ID",
+        ),
         result=(ResultField("workspace_session_id", "string"), ResultField("draft_id", "string|null")),
         sets=RUNTIME_SETS,
         ours=True,
@@ -408,22 +558,35 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "Bring a session to the newest version",
-        "Move a session, under its id, to the newest version: what others published since it began is merged with its changes. "
-        "On rejection nothing has changed: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
+        "Move a session, under its id, to the newest version: what others published since it began is "
+        "merged with its changes. "
+        "On rejection nothing has changed: details.publish_rejection.conflicts lists each path with base, "
+        "ours, theirs. "
         "Refused while a process runs in it.",
         (SESSION._replace(required=True, help="Session to rebase."),),
         related=("preview_publish", "publish_workspace_session"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 rebase_workspace_session --workspace-session-id ID",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 rebase_workspace_session --workspace-session-id ID",
+        ),
         result=(
             ResultField("from_version", "integer"),
-            ResultField("to_version", "integer", "the version that the session sees now; the same when it was the newest"),
+            ResultField(
+                "to_version",
+                "integer",
+                "the version that the session sees now; the same when it was the newest",
+            ),
             ResultField("updated", "integer", "paths that are now as others published them"),
             ResultField("merged", "integer", "paths that now show the changes of both sides"),
-            ResultField("notices", "array", "ignored files of which one side was kept, as in publish.notices; absent when there are none"),
+            ResultField(
+                "notices",
+                "array",
+                "ignored files of which one side was kept, as in publish.notices; absent when there are none",
+            ),
             ResultField(
                 "dropped",
                 "array",
-                "skipped: sockets, pipes, devices and unfinished files of a killed git, which the session no longer has; "
+                "skipped: sockets, pipes, devices and unfinished files of a killed git, which the session "
+                "no longer has; "
                 "absent when there are none",
             ),
             ResultField("address", "string", "isolated: its address, which may be another one"),
@@ -439,10 +602,13 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "List commands",
-        "List running and kept commands, newest last, with status and session. Use it to find a command whose id was lost.",
+        "List running and kept commands, newest last, with status and session. Use it to find a command "
+        "whose id was lost.",
         (
             SESSION._replace(help="Only commands of this session."),
-            Argument("after", "string", help="Go on after this command_session_id (the answer's next).", value="ID"),
+            Argument(
+                "after", "string", help="Go on after this command_session_id (the answer's next).", value="ID"
+            ),
             Argument("limit", "integer", help="Most entries.", minimum=1, maximum=1000),
         ),
         read_only=True,
@@ -453,14 +619,16 @@ RUNTIME: tuple[Operation, ...] = (
         sets=RUNTIME_SETS,
         ours=True,
         promise="next is null on the last page.",
-        result_example='{"commands": [{"command_session_id": "namespace_execution_1", "status": "running", "command": "sleep 5"}], "next": null}',
+        result_example='{"commands": [{"command_session_id": "namespace_execution_1", "status": "running", '
+        '"command": "sleep 5"}], "next": null}',
     ),
     Operation(
         "signal_command",
         "runtime",
         "command",
         "Send a signal to a command",
-        "Send a signal to a running command's process group: INT to interrupt, TERM to end it, KILL to force. Returns the command's state.",
+        "Send a signal to a running command's process group: INT to interrupt, TERM to end it, KILL to "
+        "force. Returns the command's state.",
         (
             _COMMAND_ID,
             Argument(
@@ -474,53 +642,71 @@ RUNTIME: tuple[Operation, ...] = (
         ),
         destructive=True,
         related=("wait_command", "read_command_lines"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 signal_command --command-session-id namespace_execution_1 --signal INT",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 signal_command --command-session-id "
+            "namespace_execution_1 --signal INT",
+        ),
         result=_COMMAND_RESULT,
         sets=AGENT_SETS,
         ours=True,
         promise="The signal reached the whole process group.",
-        result_example='{"status": "running", "exit_code": null, "command_session_id": "namespace_execution_1"}',
+        result_example='{"status": "running", "exit_code": null, "command_session_id": '
+        '"namespace_execution_1"}',
     ),
     Operation(
         "close_stdin",
         "runtime",
         "command",
         "End a command's input",
-        "Tell a running command that its input is over (end of file), for programs that read until then, such as cat or sort.",
+        "Tell a running command that its input is over (end of file), for programs that read until then, "
+        "such as cat or sort.",
         (_COMMAND_ID,),
         related=("write_command_stdin",),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 close_stdin --command-session-id namespace_execution_1",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 close_stdin --command-session-id namespace_execution_1",
+        ),
         result=_COMMAND_RESULT,
         sets=RUNTIME_SETS,
         ours=True,
         promise="The command reads end of file next.",
-        result_example='{"status": "running", "exit_code": null, "command_session_id": "namespace_execution_1"}',
+        result_example='{"status": "running", "exit_code": null, "command_session_id": '
+        '"namespace_execution_1"}',
     ),
     Operation(
         "wait_command",
         "runtime",
         "command",
         "Wait for a command to end",
-        "Wait until a command has ended and its session was published, or timeout_ms passed; then return its state and new output.",
-        (_COMMAND_ID, Argument("timeout_ms", "integer", help="Longest wait in ms.", default=10000, minimum=0)),
+        "Wait until a command has ended and its session was published, or timeout_ms passed; then return "
+        "its state and new output.",
+        (
+            _COMMAND_ID,
+            Argument("timeout_ms", "integer", help="Longest wait in ms.", default=10000, minimum=0),
+        ),
         read_only=True,
         idempotent=True,
         related=("exec_command", "read_command_lines"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 wait_command --command-session-id namespace_execution_1 --timeout-ms 60000",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 wait_command --command-session-id namespace_execution_1 "
+            "--timeout-ms 60000",
+        ),
         result=_COMMAND_RESULT,
         sets=AGENT_SETS,
         ours=True,
         waits="timeout_ms",
         promise="A wait never changes or ends the command.",
-        result_example='{"status": "ok", "exit_code": 0, "output": "done", "command_session_id": "namespace_execution_1"}',
+        result_example='{"status": "ok", "exit_code": 0, "output": "done", "command_session_id": '
+        '"namespace_execution_1"}',
     ),
     Operation(
         "preview_publish",
         "runtime",
         "draft",
         "See what a publish would do",
-        "Plan the publication of a session or a draft against the newest version without changing anything: whether it would pass, and every conflict. "
-        "Give workspace_session_id or draft_id. Call it before publish_workspace_session when others work on the same files.",
+        "Plan the publication of a session or a draft against the newest version without changing anything: "
+        "whether it would pass, and every conflict. "
+        "Give workspace_session_id or draft_id. Call it before publish_workspace_session when others work "
+        "on the same files.",
         (
             SESSION._replace(help="Live session to plan."),
             _DRAFT._replace(help="Draft to plan."),
@@ -538,21 +724,27 @@ RUNTIME: tuple[Operation, ...] = (
             *_CONFLICT_RESULT,
             ResultField("notices", "array"),
             ResultField("dropped", "array"),
-            ResultField("refused", "object|null", "without conflicts: the quota or limit that would refuse a publish now"),
+            ResultField(
+                "refused",
+                "object|null",
+                "without conflicts: the quota or limit that would refuse a publish now",
+            ),
             ResultField("next", "string|null"),
         ),
         sets=RUNTIME_SETS,
         ours=True,
         waits=570,
         promise="Conflicts have the form that they have in a rejection; nothing is written.",
-        result_example='{"would_publish": true, "no_op": false, "head_version": 4, "conflicts": [], "conflict_count": 0}',
+        result_example='{"would_publish": true, "no_op": false, "head_version": 4, "conflicts": [], '
+        '"conflict_count": 0}',
     ),
     Operation(
         "list_drafts",
         "runtime",
         "draft",
         "List kept work",
-        "List drafts: work that a publish rejected or that a dead session left. create_workspace_session opens one by draft_id.",
+        "List drafts: work that a publish rejected or that a dead session left. create_workspace_session "
+        "opens one by draft_id.",
         (),
         read_only=True,
         idempotent=True,
@@ -562,17 +754,25 @@ RUNTIME: tuple[Operation, ...] = (
         sets=AGENT_SETS,
         ours=True,
         promise="A draft stays until it is published or discarded.",
-        result_example='{"drafts": [{"draft_id": "draft-0123456789abcdef", "base_version": 3, "reason": "source_conflict", "paths": 2, "bytes": 90}]}',
+        result_example='{"drafts": [{"draft_id": "draft-0123456789abcdef", "base_version": 3, "reason": '
+        '"source_conflict", "paths": 2, "bytes": 90}]}',
     ),
     Operation(
         "diff_draft",
         "runtime",
         "draft",
         "See what a draft changed",
-        "List the paths that a draft changed, with patches: against its own base, or against the head, with theirs.",
+        "List the paths that a draft changed, with patches: against its own base, or against the head, "
+        "with theirs.",
         (
             _DRAFT._replace(required=True, ours=False),
-            Argument("against", "string", help="base: what it did; head: what differs now.", default="base", choices=("base", "head")),
+            Argument(
+                "against",
+                "string",
+                help="base: what it did; head: what differs now.",
+                default="base",
+                choices=("base", "head"),
+            ),
             Argument("path", "path", help="Only this path and below.", value="PATH"),
             CURSOR,
             PATH_B64,
@@ -580,9 +780,16 @@ RUNTIME: tuple[Operation, ...] = (
         read_only=True,
         idempotent=True,
         related=("list_drafts", "preview_publish", "diff_versions"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 diff_draft --draft-id draft-0123456789abcdef --against head",),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 diff_draft --draft-id draft-0123456789abcdef "
+            "--against head",
+        ),
         result=(
-            ResultField("entries", "array", "path, change, base, ours, theirs (against head), patch or binary, patch_truncated"),
+            ResultField(
+                "entries",
+                "array",
+                "path, change, base, ours, theirs (against head), patch or binary, patch_truncated",
+            ),
             ResultField("next", "string|null"),
             ResultField("draft_id", "string"),
             ResultField("against", "string"),
@@ -591,19 +798,25 @@ RUNTIME: tuple[Operation, ...] = (
         ours=True,
         waits=120,
         promise="git apply accepts each patch.",
-        result_example='{"draft_id": "draft-0123456789abcdef", "against": "base", "entries": [{"path": "a.txt", "change": "modified", "patch": "diff --git …"}], "next": null}',
+        result_example='{"draft_id": "draft-0123456789abcdef", "against": "base", "entries": [{"path": '
+        '"a.txt", "change": "modified", "patch": "diff --git …"}], "next": null}',
     ),
     Operation(
         "discard_draft",
         "runtime",
         "draft",
         "Delete a draft for good",
-        "Delete a draft and the work in it. Only after its content was published another way or is not wanted: this cannot be undone.",
+        "Delete a draft and the work in it. Only after its content was published another way or is not "
+        "wanted: this cannot be undone.",
         (_DRAFT._replace(required=True),),
         destructive=True,
         related=("list_drafts",),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 discard_draft --draft-id draft-0123456789abcdef",),
-        result=(ResultField("draft_id", "string"), ResultField("discarded", "boolean"), ResultField("bytes", "integer")),
+        result=(
+            ResultField("draft_id", "string"),
+            ResultField("discarded", "boolean"),
+            ResultField("bytes", "integer"),
+        ),
         sets=RUNTIME_SETS,
         ours=True,
         promise="Published versions and sessions opened from the draft stay unchanged.",
@@ -615,9 +828,12 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "history",
         "List openable versions",
-        "List the versions that can be opened, newest first, with who made each. Versions that a squash merged into a later one are not listed.",
+        "List the versions that can be opened, newest first, with who made each. Versions that a squash "
+        "merged into a later one are not listed.",
         (
-            Argument("after", "integer", help="Go on below this version (the answer's next).", minimum=1, value="N"),
+            Argument(
+                "after", "integer", help="Go on below this version (the answer's next).", minimum=1, value="N"
+            ),
             Argument("limit", "integer", help="Most entries.", default=100, minimum=1, maximum=1000),
         ),
         read_only=True,
@@ -628,21 +844,24 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField(
                 "versions",
                 "array",
-                "version, owner, agent, request_id, created_unix_ms, layer_id, paths, bytes, root_hash, layer_count, pinned, head",
+                "version, owner, agent, request_id, created_unix_ms, layer_id, paths, bytes, root_hash, "
+                "layer_count, pinned, head",
             ),
             ResultField("next", "integer|null"),
         ),
         sets=RUNTIME_SETS,
         ours=True,
         promise="Each listed version can be opened, compared and rolled back to.",
-        result_example='{"versions": [{"version": 4, "owner": "operation:6f0c…", "paths": 1, "pinned": false, "head": true}], "next": null}',
+        result_example='{"versions": [{"version": 4, "owner": "operation:6f0c…", "paths": 1, "pinned": '
+        'false, "head": true}], "next": null}',
     ),
     Operation(
         "diff_versions",
         "runtime",
         "history",
         "Compare two versions",
-        "List the paths that differ between two versions, with a patch for text. from may be the newer one: the patches then undo the changes.",
+        "List the paths that differ between two versions, with a patch for text. from may be the newer one: "
+        "the patches then undo the changes.",
         (
             Argument("from", "integer", required=True, help="Version to start from.", minimum=1, value="N"),
             Argument("to", "integer", required=True, help="Version to arrive at.", minimum=1, value="N"),
@@ -664,7 +883,8 @@ RUNTIME: tuple[Operation, ...] = (
         ours=True,
         waits=120,
         promise="git apply accepts the patches of all pages, concatenated, as one patch.",
-        result_example='{"from": 3, "to": 4, "entries": [{"path": "a.txt", "change": "added", "patch": "diff --git …"}], "next": null}',
+        result_example='{"from": 3, "to": 4, "entries": [{"path": "a.txt", "change": "added", "patch": '
+        '"diff --git …"}], "next": null}',
     ),
     Operation(
         "pin_version",
@@ -686,7 +906,8 @@ RUNTIME: tuple[Operation, ...] = (
         sets=RUNTIME_SETS,
         ours=True,
         promise="The pin survives restarts.",
-        result_example='{"version": 3, "pinned": true, "created_unix_ms": 1760000000000, "agent": null, "request_id": "6f0c…"}',
+        result_example='{"version": 3, "pinned": true, "created_unix_ms": 1760000000000, "agent": null, '
+        '"request_id": "6f0c…"}',
     ),
     Operation(
         "unpin_version",
@@ -698,7 +919,11 @@ RUNTIME: tuple[Operation, ...] = (
         idempotent=True,
         related=("pin_version", "list_versions"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 unpin_version --version 3",),
-        result=(ResultField("version", "integer"), ResultField("pinned", "boolean"), ResultField("was_pinned", "boolean")),
+        result=(
+            ResultField("version", "integer"),
+            ResultField("pinned", "boolean"),
+            ResultField("was_pinned", "boolean"),
+        ),
         sets=RUNTIME_SETS,
         ours=True,
         promise="Nothing is deleted.",
@@ -709,7 +934,8 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "history",
         "Publish an earlier version again",
-        "Make the head show exactly the tree of an earlier version, by one new layer on top: every version in between stays, so it can be undone the same way.",
+        "Make the head show exactly the tree of an earlier version, by one new layer on top: every version "
+        "in between stays, so it can be undone the same way.",
         (_VERSION, AGENT._replace(ours=False)),
         related=("list_versions", "diff_versions"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 rollback_to --version 3",),
@@ -721,8 +947,10 @@ RUNTIME: tuple[Operation, ...] = (
         sets=RUNTIME_SETS,
         ours=True,
         waits=570,
-        promise="Open sessions keep their base; a later publish of one is merged with the rollback as with any other publish.",
-        result_example='{"version": 3, "publish": {"no_op": false, "revision": {"manifest_version": 6, "root_hash": "…", "layer_count": 6}, '
+        promise="Open sessions keep their base; a later publish of one is merged with the rollback as with "
+        "any other publish.",
+        result_example='{"version": 3, "publish": {"no_op": false, "revision": {"manifest_version": 6, '
+        '"root_hash": "…", "layer_count": 6}, '
         '"route_summary": {"source_count": 2, "ignored_count": 0}}, "layer_id": "L000006-…"}',
     ),
     Operation(
@@ -730,16 +958,26 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "history",
         "Check the store against what was written",
-        "Compare every layer, draft and record of the sandbox's store with the digests taken when it was written, and list the differences. "
+        "Compare every layer, draft and record of the sandbox's store with the digests taken when it was "
+        "written, and list the differences. "
         "Repairs nothing. One page per call: pass next as cursor until it is null.",
-        (Argument("base", "boolean", help="Also read the base and compare it with its hash.", default=False), CURSOR),
+        (
+            Argument(
+                "base", "boolean", help="Also read the base and compare it with its hash.", default=False
+            ),
+            CURSOR,
+        ),
         read_only=True,
         idempotent=True,
         related=("list_versions", "list_drafts", "layerstack"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 fsck", "eos fsck eos-1"),
         result=(
             ResultField("damage", "array", "file, what, found_by"),
-            ResultField("notes", "array", "kind (left_over, not_checked, unknown), file, what: findings that are not damage"),
+            ResultField(
+                "notes",
+                "array",
+                "kind (left_over, not_checked, unknown), file, what: findings that are not damage",
+            ),
             ResultField("checked", "object", "layers, entries and bytes of this page"),
             ResultField("parts_left", "integer"),
             ResultField("next", "string|null"),
@@ -748,13 +986,16 @@ RUNTIME: tuple[Operation, ...] = (
         ours=True,
         waits=NO_BUDGET,
         promise="Publishes and squashes continue during the check; no layer is removed while it is read.",
-        result_example='{"damage": [{"file": "layers/L000002-1f00aa12/a.txt", "what": "its content is not what was published", "found_by": "SHA-256 in the index"}], '
+        result_example='{"damage": [{"file": "layers/L000002-1f00aa12/a.txt", "what": "its content is not '
+        'what was published", "found_by": "SHA-256 in the index"}], '
         '"notes": [], "checked": {"layers": 3, "entries": 40, "bytes": 900}, "parts_left": 0, "next": null}',
     ),
 )
 
 # Used between gateway, manager and agent. The gateway refuses a client that sends one of these.
-INTERNAL_NAMES = frozenset({"squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream", "unpublished_work"})
+INTERNAL_NAMES = frozenset(
+    {"squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream", "unpublished_work"}
+)
 # Routed like a runtime operation, but no tool and not in help.
 HIDDEN_NAMES = frozenset({"cancel_request", "sandbox_daemon_ready"})
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from eos_agent.wire.operation import AGENT, AGENT_SETS, CURSOR, PATH, PATH_B64, RUNTIME_SETS, SESSION, Argument, Operation, ResultField
+from eos_agent.wire.operation import (
+    AGENT,
+    AGENT_SETS,
+    CURSOR,
+    PATH,
+    PATH_B64,
+    RUNTIME_SETS,
+    SESSION,
+    Argument,
+    Operation,
+    ResultField,
+)
 
 _FILE_CHANGE = (
     ResultField("type", "string", "create, update or edit"),
@@ -11,7 +22,9 @@ _FILE_CHANGE = (
     ResultField("path_b64", "string", "when path is not UTF-8", ours=True),
 )
 
-_ENCODING = Argument("encoding", "string", help="utf-8 when absent; or latin-1, base64.", value="NAME", ours=True)
+_ENCODING = Argument(
+    "encoding", "string", help="utf-8 when absent; or latin-1, base64.", value="NAME", ours=True
+)
 _BEYOND = ResultField("path_b64", "string", "when path is not UTF-8", ours=True)
 
 CONTRACT_FILES: tuple[Operation, ...] = (
@@ -20,12 +33,15 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         "runtime",
         "file",
         "Read a file",
-        "Read lines of a text file: of the published head, or of a session's private view. At most 2000 lines and 256 KiB; go on at next_offset. "
+        "Read lines of a text file: of the published head, or of a session's private view. At most 2000 "
+        "lines and 256 KiB; go on at next_offset. "
         "With encoding base64 offset and limit count bytes of any file. Symlinks are refused.",
         (
             PATH,
             Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
-            Argument("limit", "integer", help="Most lines, or bytes.", default=2000, minimum=1, maximum=262144),
+            Argument(
+                "limit", "integer", help="Most lines, or bytes.", default=2000, minimum=1, maximum=262144
+            ),
             SESSION,
             _ENCODING,
             PATH_B64,
@@ -48,20 +64,33 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ResultField("next_offset", "integer|null"),
             ResultField("truncated", "boolean"),
             _BEYOND,
-            ResultField("line_cut_characters", "integer", "over MCP: number of characters left out of one overlong line", ours=True),
+            ResultField(
+                "line_cut_characters",
+                "integer",
+                "over MCP: number of characters left out of one overlong line",
+                ours=True,
+            ),
             ResultField("encoding", "string", "encoding of content, when not utf-8", ours=True),
-            ResultField("offset", "integer", "base64: number of the first byte, from 1; the line fields are absent then", ours=True),
+            ResultField(
+                "offset",
+                "integer",
+                "base64: number of the first byte, from 1; the line fields are absent then",
+                ours=True,
+            ),
         ),
         sets=AGENT_SETS,
         promise="The answer comes from one version, never from a half-applied change.",
-        result_example='{"path": "status.txt", "content": "ready", "start_line": 1, "num_lines": 1, "total_lines": 1, "bytes_read": 5, "total_bytes": 6, "next_offset": null, "truncated": false}',
+        result_example='{"path": "status.txt", "content": "ready", "start_line": 1, "num_lines": 1, '
+        '"total_lines": 1, "bytes_read": 5, "total_bytes": 6, "next_offset": null, '
+        '"truncated": false}',
     ),
     Operation(
         "file_write",
         "runtime",
         "file",
         "Write a whole file",
-        "Create a file, or replace a whole one, so read it first; parents are made, the mode is kept. Directories and symlinks are refused.",
+        "Create a file, or replace a whole one, so read it first; parents are made, the mode is kept. "
+        "Directories and symlinks are refused.",
         (
             PATH,
             Argument(
@@ -75,7 +104,9 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to write in. Omit to publish at once."),
             AGENT,
-            _ENCODING._replace(help="How content is given: utf-8 when absent; or latin-1, base64.", hidden=True),
+            _ENCODING._replace(
+                help="How content is given: utf-8 when absent; or latin-1, base64.", hidden=True
+            ),
             PATH_B64,
         ),
         idempotent=True,
@@ -91,7 +122,8 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         "runtime",
         "file",
         "Replace exact text in a file",
-        "Apply exact replacements in order; each old_string must occur exactly once unless replace_all. All of them or none. "
+        "Apply exact replacements in order; each old_string must occur exactly once unless replace_all. All "
+        "of them or none. "
         "Concurrent edits of other lines survive. "
         "invalid_request names the edit that did not match: read the file again.",
         (
@@ -103,7 +135,11 @@ CONTRACT_FILES: tuple[Operation, ...] = (
                 help="Array of {old_string, new_string, replace_all?}.",
                 items={
                     "type": "object",
-                    "properties": {"old_string": {"type": "string"}, "new_string": {"type": "string"}, "replace_all": {"type": "boolean"}},
+                    "properties": {
+                        "old_string": {"type": "string"},
+                        "new_string": {"type": "string"},
+                        "replace_all": {"type": "boolean"},
+                    },
                     "required": ["old_string", "new_string"],
                     "additionalProperties": False,
                 },
@@ -111,24 +147,32 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to edit in. Omit to publish at once."),
             AGENT,
-            _ENCODING._replace(help="utf-8 when absent; latin-1: bytewise, for text that is not UTF-8.", hidden=True),
+            _ENCODING._replace(
+                help="utf-8 when absent; latin-1: bytewise, for text that is not UTF-8.", hidden=True
+            ),
             PATH_B64,
         ),
         related=("file_read", "file_write"),
         examples=(
-            """sandbox-runtime-cli --sandbox-id eos-1 file_edit --path a.py --edits '[{"old_string":"x = 1","new_string":"x = 2"}]'""",
+            """sandbox-runtime-cli --sandbox-id eos-1 file_edit --path a.py --edits '[{"old_string":"x = 1","new_string":"x = 2"}]'""",  # noqa: E501
         ),
-        result=(*_FILE_CHANGE, ResultField("edits_applied", "integer"), ResultField("replacements", "integer")),
+        result=(
+            *_FILE_CHANGE,
+            ResultField("edits_applied", "integer"),
+            ResultField("replacements", "integer"),
+        ),
         sets=AGENT_SETS,
         promise="A bad edit leaves the file untouched.",
-        result_example='{"type": "edit", "path": "a.py", "edits_applied": 1, "replacements": 1, "bytes_written": 6}',
+        result_example='{"type": "edit", "path": "a.py", "edits_applied": 1, "replacements": 1, '
+        '"bytes_written": 6}',
     ),
     Operation(
         "file_blame",
         "runtime",
         "file",
         "Who wrote each line",
-        "List who wrote each line of a published file, as ranges: workspace_session:ID, operation:REQUEST_ID, or original for lines of the base. "
+        "List who wrote each line of a published file, as ranges: workspace_session:ID, "
+        "operation:REQUEST_ID, or original for lines of the base. "
         "A deleted file returns its last ranges.",
         (PATH, Argument("offset", "integer", help="First line, from 1.", minimum=1, ours=True), PATH_B64),
         read_only=True,
@@ -138,14 +182,17 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         result=(
             ResultField("path", "string"),
             ResultField("ranges", "array", "start_line, line_count, owner; from offset on, without gaps"),
-            ResultField("truncated", "boolean", "over MCP: there are more ranges, from next_offset on", ours=True),
+            ResultField(
+                "truncated", "boolean", "over MCP: there are more ranges, from next_offset on", ours=True
+            ),
             ResultField("next_offset", "integer", ours=True),
             ResultField("path_b64", "string", "when path is not UTF-8", ours=True),
         ),
         sets=AGENT_SETS,
         waits=60,
         promise="Unpublished changes of sessions are not part of the answer.",
-        result_example='{"path": "a.txt", "ranges": [{"start_line": 1, "line_count": 3, "owner": "original"}, {"start_line": 4, "line_count": 1, "owner": "operation:6f0c…"}]}',
+        result_example='{"path": "a.txt", "ranges": [{"start_line": 1, "line_count": 3, "owner": '
+        '"original"}, {"start_line": 4, "line_count": 1, "owner": "operation:6f0c…"}]}',
     ),
 )
 
@@ -155,7 +202,8 @@ MORE_FILES: tuple[Operation, ...] = (
         "runtime",
         "file",
         "List a directory",
-        "List one level of a directory with kind and size, of the published head or of a session's private view.",
+        "List one level of a directory with kind and size, of the published head or of a session's "
+        "private view.",
         (
             PATH._replace(required=False, default="", help="Directory; empty for the workspace root."),
             Argument("limit", "integer", help="Most entries; kept within 2000.", minimum=1),
@@ -176,23 +224,33 @@ MORE_FILES: tuple[Operation, ...] = (
         sets=AGENT_SETS,
         ours=True,
         promise="Sorted by name bytes; symlinks are listed, not followed.",
-        result_example='{"path": "src", "entries": [{"name": "main.py", "kind": "file", "size": 120}], "truncated": false}',
+        result_example='{"path": "src", "entries": [{"name": "main.py", "kind": "file", "size": 120}], '
+        '"truncated": false}',
     ),
     Operation(
         "file_search",
         "runtime",
         "file",
         "Search file contents",
-        "Find lines that contain a text, or match a Python regex, with path and line number. .git, binary files and what .gitignore excludes are "
+        "Find lines that contain a text, or match a Python regex, with path and line number. .git, binary "
+        "files and what .gitignore excludes are "
         "skipped, unless path is inside. Go on with next.",
         (
             Argument("pattern", "string", required=True, help="Text to find in one line.", value="TEXT"),
             Argument("regex", "boolean", help="pattern is a regex.", default=False),
-            Argument("glob", "string", help="Only matching files: *.py, src/**/*.{js,ts}, !*.min.js.", value="GLOB"),
+            Argument(
+                "glob", "string", help="Only matching files: *.py, src/**/*.{js,ts}, !*.min.js.", value="GLOB"
+            ),
             PATH._replace(required=False, default="", help="File or directory to search."),
             CURSOR,
             SESSION,
-            Argument("include_ignored", "boolean", help="Also what .gitignore excludes.", default=False, hidden=True),
+            Argument(
+                "include_ignored",
+                "boolean",
+                help="Also what .gitignore excludes.",
+                default=False,
+                hidden=True,
+            ),
             PATH_B64,
         ),
         read_only=True,
@@ -200,19 +258,24 @@ MORE_FILES: tuple[Operation, ...] = (
         related=("file_read", "file_list"),
         examples=(
             "sandbox-runtime-cli --sandbox-id eos-1 file_search --pattern 'connect('",
-            "sandbox-runtime-cli --sandbox-id eos-1 file_search --regex --pattern '^def \\w+_id' --glob '*.py' --path src",
+            "sandbox-runtime-cli --sandbox-id eos-1 file_search --regex --pattern '^def \\w+_id' --glob "
+            "'*.py' --path src",
         ),
         result=(
             ResultField("matches", "array", "path, line and column from 1, text; cut: the line was longer"),
             ResultField("next", "string|null", "cursor of the next page, null on the last"),
-            ResultField("stopped", "string", "why the page ends: matches, bytes, time or memory; absent on the last"),
+            ResultField(
+                "stopped", "string", "why the page ends: matches, bytes, time or memory; absent on the last"
+            ),
             ResultField("files_searched", "integer"),
             ResultField("skipped", "object", "binary, unreadable: numbers of skipped files"),
         ),
         sets=AGENT_SETS,
         ours=True,
-        promise="A page has at most 200 lines and about 20 kB, and takes at most 8 seconds; the same tree gives the same pages.",
-        result_example='{"matches": [{"path": "src/app.py", "line": 3, "column": 5, "text": "    return user_id"}], "files_searched": 12, '
+        promise="A page has at most 200 lines and about 20 kB, and takes at most 8 seconds; the same tree "
+        "gives the same pages.",
+        result_example='{"matches": [{"path": "src/app.py", "line": 3, "column": 5, "text": "    return '
+        'user_id"}], "files_searched": 12, '
         '"skipped": {"binary": 1, "unreadable": 0}, "next": null}',
     ),
     Operation(
@@ -241,17 +304,21 @@ MORE_FILES: tuple[Operation, ...] = (
         sets=RUNTIME_SETS,
         ours=True,
         promise="Only the entry itself is read.",
-        result_example='{"path": "run.sh", "kind": "file", "size": 18, "mode": "0755", "uid": 0, "gid": 0, "mtime_unix_ms": 1760000000000, "links": 1}',
+        result_example='{"path": "run.sh", "kind": "file", "size": 18, "mode": "0755", "uid": 0, "gid": 0, '
+        '"mtime_unix_ms": 1760000000000, "links": 1}',
     ),
     Operation(
         "file_delete",
         "runtime",
         "file",
         "Delete a file or directory",
-        "Delete a file, a symlink (not what it points to) or a directory; one that is not empty only with recursive.",
+        "Delete a file, a symlink (not what it points to) or a directory; one that is not empty only with "
+        "recursive.",
         (
             PATH,
-            Argument("recursive", "boolean", help="Delete a directory with all that is in it.", default=False),
+            Argument(
+                "recursive", "boolean", help="Delete a directory with all that is in it.", default=False
+            ),
             SESSION._replace(help="Session to delete in. Omit to publish at once."),
             AGENT,
             PATH_B64,
@@ -276,12 +343,18 @@ MORE_FILES: tuple[Operation, ...] = (
         "runtime",
         "file",
         "Move or rename a path",
-        "Move a file, symlink or directory to a new path: to is the complete path, never a directory to move into. Missing parents are made. "
+        "Move a file, symlink or directory to a new path: to is the complete path, never a directory to "
+        "move into. Missing parents are made. "
         "Mode, times, xattrs and hard links are kept.",
         (
             Argument("from", "string", required=True, help="Path to move.", value="PATH"),
             Argument("to", "string", required=True, help="Its complete new path.", value="PATH"),
-            Argument("overwrite", "boolean", help="Replace a file by a file, an empty directory by a directory.", default=False),
+            Argument(
+                "overwrite",
+                "boolean",
+                help="Replace a file by a file, an empty directory by a directory.",
+                default=False,
+            ),
             SESSION._replace(help="Session to move in. Omit to publish at once."),
             AGENT,
             PATH_B64._replace(name="from_b64"),

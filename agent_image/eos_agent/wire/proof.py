@@ -2,8 +2,9 @@
 secret is ever sent.
 
     gateway   {"_prove": {"format": 1, "sandbox_id": S, "nonce": N}}
-    agent     {"_prove": {"format": 1, "start": B, "nonce": M, "proof": HMAC(K, "agent" S B N M)}}      K = HMAC(secret, "line" S B)
-    gateway   {"_proof": HMAC(K, "gateway" S B N M)}                                                     answered only if wrong
+    agent     {"_prove": {"format": 1, "start": B, "nonce": M, "proof": HMAC(K, "agent" S B N M)}}      K =
+    HMAC(secret, "line" S B) gateway   {"_proof": HMAC(K, "gateway" S B N M)}
+    answered only if wrong
 
 B is a random number of each start of the agent, so each start has its own keys; N and M are random numbers
 of each connection, so a proof cannot be replayed on another one. The role in each proof keeps an answer from
@@ -77,7 +78,9 @@ def check(secret: str, sandbox_id: str, nonce: str, reply: Mapping[str, Any]) ->
     """
     if PROVE_KEY not in reply:
         error = reply.get("error")
-        raise WrongProof("another program answers there" if error is None else "it answered an error instead of a proof")
+        raise WrongProof(
+            "another program answers there" if error is None else "it answered an error instead of a proof"
+        )
     table = _table(reply[PROVE_KEY])
     start, own, shown = table.get("start"), table.get("nonce"), table.get("proof")
     if table.get("format") != FORMAT or not is_nonce(start) or not is_nonce(own) or not is_nonce(shown):

@@ -46,7 +46,9 @@ CONFIG_ERROR = "config_error"
 class OperationError(Exception):
     """A failure in its wire form: kind, message, details. `reason` becomes `details.reason`."""
 
-    def __init__(self, kind: str, message: str, details: Mapping[str, Any] | None = None, *, reason: str | None = None) -> None:
+    def __init__(
+        self, kind: str, message: str, details: Mapping[str, Any] | None = None, *, reason: str | None = None
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -70,7 +72,11 @@ class Request(NamedTuple):
 
     @property
     def scope(self) -> dict[str, Any]:
-        return {"kind": "system"} if self.sandbox_id is None else {"kind": "sandbox", "sandbox_id": self.sandbox_id}
+        return (
+            {"kind": "system"}
+            if self.sandbox_id is None
+            else {"kind": "sandbox", "sandbox_id": self.sandbox_id}
+        )
 
 
 def new_request_id() -> str:
@@ -98,7 +104,9 @@ def encode(value: object) -> bytes:
         return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text).encode() + b"\n"
 
 
-def encode_request(op: str, args: Mapping[str, Any], *, request_id: str, sandbox_id: str | None = None, **transport: Any) -> bytes:
+def encode_request(
+    op: str, args: Mapping[str, Any], *, request_id: str, sandbox_id: str | None = None, **transport: Any
+) -> bytes:
     """Encode a request line; `transport` are its `_…` keys."""
     scope = {"kind": "system"} if sandbox_id is None else {"kind": "sandbox", "sandbox_id": sandbox_id}
     return encode({"op": op, "request_id": request_id, "scope": scope, "args": dict(args), **transport})
@@ -143,7 +151,12 @@ def check_request_id(found: str, longest: int = REQUEST_ID_MAX) -> None:
     keep the id."""
     if len(found) * 4 > longest and (size := len(found.encode("utf-8", "surrogatepass"))) > longest:
         details = {"argument": "request_id", "value": found[:200], "max_bytes": longest}
-        raise OperationError(INVALID_REQUEST, f"request_id is {size} bytes, at most {longest} are accepted", details, reason="too_long")
+        raise OperationError(
+            INVALID_REQUEST,
+            f"request_id is {size} bytes, at most {longest} are accepted",
+            details,
+            reason="too_long",
+        )
 
 
 def decode_request(value: Mapping[str, Any]) -> Request:
@@ -156,29 +169,42 @@ def decode_request(value: Mapping[str, Any]) -> Request:
     def text(key: str) -> str:
         found = value.get(key)
         if not isinstance(found, str):
-            raise OperationError(INVALID_REQUEST, f"{key} must be a string", {"argument": key}, reason="bad_envelope")
+            raise OperationError(
+                INVALID_REQUEST, f"{key} must be a string", {"argument": key}, reason="bad_envelope"
+            )
         return found
 
     op = text("op")
     if not op:
-        raise OperationError(INVALID_REQUEST, "op must be non-empty", {"argument": "op"}, reason="bad_envelope")
+        raise OperationError(
+            INVALID_REQUEST, "op must be non-empty", {"argument": "op"}, reason="bad_envelope"
+        )
     request_id = text("request_id")
     check_request_id(request_id, DERIVED_ID_MAX)
     listed, args = value.get("scope"), value.get("args")
     if not isinstance(listed, dict):
-        raise OperationError(INVALID_REQUEST, "scope must be an object", {"argument": "scope"}, reason="bad_envelope")
+        raise OperationError(
+            INVALID_REQUEST, "scope must be an object", {"argument": "scope"}, reason="bad_envelope"
+        )
     if not isinstance(args, dict):
-        raise OperationError(INVALID_REQUEST, "args must be an object", {"argument": "args"}, reason="bad_envelope")
+        raise OperationError(
+            INVALID_REQUEST, "args must be an object", {"argument": "args"}, reason="bad_envelope"
+        )
     scope: dict[str, Any] = listed  # pyright: ignore[reportUnknownVariableType]
     kind, sandbox_id = scope.get("kind"), None
     if kind == "sandbox":
         sandbox_id = scope.get("sandbox_id")
         if not isinstance(sandbox_id, str) or not sandbox_id.strip():
             raise OperationError(
-                INVALID_REQUEST, "scope.sandbox_id must be a non-empty string", {"argument": "scope"}, reason="bad_envelope"
+                INVALID_REQUEST,
+                "scope.sandbox_id must be a non-empty string",
+                {"argument": "scope"},
+                reason="bad_envelope",
             )
     elif kind != "system":
-        raise OperationError(INVALID_REQUEST, f"unknown scope kind: {kind!r}", {"argument": "scope"}, reason="bad_envelope")
+        raise OperationError(
+            INVALID_REQUEST, f"unknown scope kind: {kind!r}", {"argument": "scope"}, reason="bad_envelope"
+        )
     transport = {key: value[key] for key in TRANSPORT_KEYS if key in value}
     given: dict[str, Any] = args  # pyright: ignore[reportUnknownVariableType]
     return Request(op, request_id, sandbox_id, dict(given), transport)
@@ -197,7 +223,9 @@ def os_error(error: OSError, *, kind: str = OPERATION_FAILED) -> OperationError:
     name = errno.errorcode.get(error.errno or 0, "EIO")
     details: dict[str, Any] = {"reason": "os_error", "errno": name}
     if error.filename is not None:
-        details["path"] = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
+        details["path"] = (
+            os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
+        )
     if name == "ENOSPC":
         details["reason"], details["retryable"] = "disk_full", True
         details["hint"] = "free space on the file system of the store, then repeat the call"

@@ -16,7 +16,10 @@ NAME_MAX_BYTES = 255
 
 def invalid_path(path: str, why: str) -> OperationError:
     return OperationError(
-        INVALID_REQUEST, f"invalid path: {shown(path)!r} {why}", {"argument": "path", "path": shown(path)}, reason="invalid_path"
+        INVALID_REQUEST,
+        f"invalid path: {shown(path)!r} {why}",
+        {"argument": "path", "path": shown(path)},
+        reason="invalid_path",
     )
 
 
@@ -27,8 +30,8 @@ def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
         folded: read it like the reference: trim outer white space, and take `\\` as a separator.
         allow_root: accept the root itself, as ''.
     Raises:
-        OperationError: invalid_request; it is empty, absolute outside the root, or has a NUL, a `..` segment or
-            one of more than NAME_MAX_BYTES bytes.
+        OperationError: invalid_request; it is empty, absolute outside the root, or has a NUL, a `..` segment
+            or one of more than NAME_MAX_BYTES bytes.
     """
     text = path.strip().replace("\\", "/") if folded else path
     if "\0" in text:
@@ -47,7 +50,14 @@ def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
     return "/".join(parts)
 
 
-def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *, allow_root: bool = False, argument: str = "path") -> str:
+def resolve(
+    args: Mapping[str, Any],
+    root: str,
+    exists: Callable[[str], bool],
+    *,
+    allow_root: bool = False,
+    argument: str = "path",
+) -> str:
     """Resolve `path` or `path_b64` of a request (or another `argument`) to a path relative to the workspace
     (os.fsdecode).
 
@@ -60,7 +70,9 @@ def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *
             raw = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             name = f"{argument}_b64"
-            raise OperationError(INVALID_REQUEST, f"{name} is not base64", {"argument": name}, reason="invalid_path") from None
+            raise OperationError(
+                INVALID_REQUEST, f"{name} is not base64", {"argument": name}, reason="invalid_path"
+            ) from None
         return normalise(os.fsdecode(raw), root, folded=False, allow_root=allow_root)
     path: str = args.get(argument) or ""
     try:  # look a name that came as text up by its UTF-8 bytes

@@ -2,10 +2,10 @@
 
 It has one thread and no event loop, and imports all that its children need before it forks the first one.
 
-A spare init is kept ready: cloned, with all mounts that are the same for each session, waiting for its order. It
-halves the time in which a session is created, and is replaced in an idle moment. Where no spare fits, init is
-cloned when the session is created. After the first isolated session a second spare is kept, in a network namespace
-of its own.
+A spare init is kept ready: cloned, with all mounts that are the same for each session, waiting for its order.
+It halves the time in which a session is created, and is replaced in an idle moment. Where no spare fits, init
+is cloned when the session is created. After the first isolated session a second spare is kept, in a network
+namespace of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from eos_agent.zygote.specs import HostSpec, SessionSpec
 from layerstack.kernel import syscalls
 
 IDLE_MS = 20
-"""Milliseconds without an event after which a spare is made; also made when a session ends, while the agent publishes."""
+"""Milliseconds without an event after which a spare is made; also made when a session ends, while the agent
+publishes.
+"""
 
 
 def main(host: HostSpec, sock: socket.socket, parent: int, groups: cgroups.Groups) -> NoReturn:
@@ -64,11 +66,14 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
     files = fd_limits.divide(host.open_files)
-    ZygoteProcess(sock, wake, mount_plan, hardening, groups, scores, host.terminals, files, program_fd).serve()
+    ZygoteProcess(
+        sock, wake, mount_plan, hardening, groups, scores, host.terminals, files, program_fd
+    ).serve()
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
-    """Close every descriptor but 0, 1, 2, `sock` (which becomes 3), the cgroups' and the native init program's.
+    """Close every descriptor but 0, 1, 2, `sock` (which becomes 3), the cgroups' and the native init
+    program's.
 
     No child may hold a copy of another session's socket: that would keep the session alive.
     """
@@ -81,7 +86,13 @@ def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1)
 def _prepare(host: HostSpec) -> mounts.MountPlan | mounts.SetupFailed:
     """Mount what all sessions share. A failure is returned, and reported to each create request."""
     try:
-        return mounts.prepare(host.workspace_root, host.hidden_paths, host.private_dirs, local=host.provider == "local", rootfs=host.rootfs)
+        return mounts.prepare(
+            host.workspace_root,
+            host.hidden_paths,
+            host.private_dirs,
+            local=host.provider == "local",
+            rootfs=host.rootfs,
+        )
     except mounts.SetupFailed as failed:
         return failed
 
@@ -120,7 +131,9 @@ class _MountNamespace:
         try:
             yield
         finally:
-            syscalls.setns(self._own, syscalls.CLONE_NEWNS)  # a zygote that could not return would be useless: let it end
+            syscalls.setns(
+                self._own, syscalls.CLONE_NEWNS
+            )  # a zygote that could not return would be useless: let it end
 
 
 class ZygoteProcess:
@@ -139,7 +152,14 @@ class ZygoteProcess:
         program_fd: int,
     ) -> None:
         self.terminals, self.files = terminals, files
-        self.sock, self.wake, self.mount_plan, self.hardening, self.groups, self.scores = sock, wake, mount_plan, hardening, groups, scores
+        self.sock, self.wake, self.mount_plan, self.hardening, self.groups, self.scores = (
+            sock,
+            wake,
+            mount_plan,
+            hardening,
+            groups,
+            scores,
+        )
         self.cgroups: dict[int, str] = {}  # by pid of each live init
         self.plans: dict[int, setup.InitPlan] = {}  # of each live init that the agent knows
         self.program_fd = program_fd
@@ -152,7 +172,9 @@ class ZygoteProcess:
         self.emptied: list[str] = []  # cgroups to be removed
         self.spares: dict[bool, _Spare] = {}  # by isolated
         self.wanted = {False} if isinstance(mount_plan, mounts.MountPlan) else set[bool]()
-        self.network = network.IsolatedNetwork(required=isinstance(mount_plan, mounts.MountPlan) and not mount_plan.local)
+        self.network = network.IsolatedNetwork(
+            required=isinstance(mount_plan, mounts.MountPlan) and not mount_plan.local
+        )
 
     def serve(self) -> None:
         decoder = frames.FrameDecoder()
@@ -194,7 +216,9 @@ class ZygoteProcess:
                 self.emptied.append(cgroup)
             spare = next((isolated for isolated, spare in self.spares.items() if spare.pid == pid), None)
             if spare is not None:
-                self.drop_spare(spare)  # its set-up failed, or it was killed: no other before the next session
+                self.drop_spare(
+                    spare
+                )  # its set-up failed, or it was killed: no other before the next session
             else:
                 frames.send(self.sock, {"event": "exited", "pid": pid, "status": status})
                 self.network.unplug(pid)
@@ -232,23 +256,39 @@ class ZygoteProcess:
             if isinstance(self.mount_plan, mounts.SetupFailed):
                 raise self.mount_plan
             plan = self.plan(self.mount_plan, SessionSpec(*frame.message["spec"]))
-            sockets = mounts.listening_sockets() if self.mount_plan.sockets_show and (plan.read_only or plan.isolated) else []
+            sockets = (
+                mounts.listening_sockets()
+                if self.mount_plan.sockets_show and (plan.read_only or plan.isolated)
+                else []
+            )
             self.refresh_views(frame.message["masked"])
             order = setup.Order(mount_fd, theirs, [*sockets, *frame.message["masked"]], None)
             pid, pidfd, cgroup = self.start(plan, order)
-            frames.send(self.sock, {"event": "started", "id": number, "pid": pid, "cgroup": cgroup}, fds=[pidfd])
+            frames.send(
+                self.sock, {"event": "started", "id": number, "pid": pid, "cgroup": cgroup}, fds=[pidfd]
+            )
             os.close(pidfd)
             self.plans[pid] = plan._replace(cgroup=cgroup)
-            self.wanted = {isolated for isolated in self.wanted | {False, plan.isolated} if isolated not in self.spares}
+            self.wanted = {
+                isolated for isolated in self.wanted | {False, plan.isolated} if isolated not in self.spares
+            }
         except mounts.SetupFailed as failed:
-            refused = {"event": "not_started", "id": number, "step": failed.step, "errno": failed.errno, "message": failed.message}
+            refused = {
+                "event": "not_started",
+                "id": number,
+                "step": failed.step,
+                "errno": failed.errno,
+                "message": failed.message,
+            }
             frames.send(self.sock, refused)
         finally:
             os.close(mount_fd)
             os.close(theirs)
 
     def refresh_views(self, paths: list[str]) -> None:
-        """Drop negative dentries of the views' overlays: a new directory that an overlay remembers as missing cannot be masked yet."""
+        """Drop negative dentries of the views' overlays: a new directory that an overlay remembers as missing
+        cannot be masked yet.
+        """
         if not self.known.issuperset(paths):
             self.known.update(paths)
             machine_view.refresh(os.getpid())
@@ -281,7 +321,9 @@ class ZygoteProcess:
         frames.send(self.sock, {"event": "masked", "id": frame.message["id"], "failed": sorted(set(failed))})
 
     def start(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str]:
-        """Start an init with that order: the native spare, the Python spare, or a new clone. Connects an isolated one."""
+        """Start an init with that order: the native spare, the Python spare, or a new clone. Connects an
+        isolated one.
+        """
         native = self.take_native(plan, order)
         if native is not None:
             return native
@@ -307,7 +349,8 @@ class ZygoteProcess:
         names = _names()
         try:
             pid, pidfd, cgroup = self.clone(
-                self.plan(self.mount_plan, SessionSpec("", "isolated" if isolated else "shared")), theirs.fileno()
+                self.plan(self.mount_plan, SessionSpec("", "isolated" if isolated else "shared")),
+                theirs.fileno(),
             )
         except mounts.SetupFailed:
             ours.close()
@@ -322,7 +365,9 @@ class ZygoteProcess:
             return None
         try:
             connect = [] if order.network_fd is None else [order.network_fd]
-            frames.send(spare.control, {"masked": order.masked}, fds=[order.mount_fd, order.sock_fd, *connect])
+            frames.send(
+                spare.control, {"masked": order.masked}, fds=[order.mount_fd, order.sock_fd, *connect]
+            )
         except OSError:  # it has ended, and will be reaped
             return None
         del self.spares[plan.isolated]
@@ -339,7 +384,9 @@ class ZygoteProcess:
         return spare
 
     def take_native(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
-        """As `take_spare`, for a spare that executes the native init: the mounts are made here, in the spare's namespace."""
+        """As `take_spare`, for a spare that executes the native init: the mounts are made here, in the
+        spare's namespace.
+        """
         spare = self.fitting_spare(plan)
         if spare is None or not spare.native or self.namespace is None:
             return None
@@ -354,7 +401,10 @@ class ZygoteProcess:
         rules = -1
         try:
             if native.INOTIFY in handed:
-                with socket.socket(fileno=os.dup(order.sock_fd)) as session_sock, contextlib.suppress(OSError):
+                with (
+                    socket.socket(fileno=os.dup(order.sock_fd)) as session_sock,
+                    contextlib.suppress(OSError),
+                ):
                     frames.send(session_sock, {"event": "inotify"}, fds=[handed[native.INOTIFY]])
             address: str | None = None
             if plan.isolated:
@@ -381,7 +431,15 @@ class ZygoteProcess:
                 )
         except mounts.SetupFailed as failed:
             with socket.socket(fileno=os.dup(order.sock_fd)) as session_sock, contextlib.suppress(OSError):
-                frames.send(session_sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+                frames.send(
+                    session_sock,
+                    {
+                        "event": "failed",
+                        "step": failed.step,
+                        "errno": failed.errno,
+                        "message": failed.message,
+                    },
+                )
             signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
         finally:
             for fd in (*handed.values(), *((rules,) if rules >= 0 else ())):
@@ -390,7 +448,9 @@ class ZygoteProcess:
         return spare.pid, spare.pidfd, spare.cgroup
 
     def help(self, frame: frames.Frame) -> None:
-        """Fork a helper for the file operations of a session; a failure is reported on its socket, or by its end."""
+        """Fork a helper for the file operations of a session; a failure is reported on its socket, or by its
+        end.
+        """
         try:
             plan = self.plans.get(frame.message["pid"])
             if plan is None:  # the session has ended
@@ -418,8 +478,13 @@ class ZygoteProcess:
 
 
 def _clone(plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int]:
-    """Clone an init that has its order, or the descriptor over which it will get one. Returns pid and pidfd."""
-    flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | (syscalls.CLONE_NEWNET if plan.isolated else 0)
+    """Clone an init that has its order, or the descriptor over which it will get one. Returns pid and pidfd."""  # noqa: E501
+    flags = (
+        syscalls.CLONE_NEWNS
+        | syscalls.CLONE_NEWPID
+        | syscalls.CLONE_NEWIPC
+        | (syscalls.CLONE_NEWNET if plan.isolated else 0)
+    )
     with mounts.step("clone"):
         pid = syscalls.clone(flags)
         if pid == 0:

@@ -10,8 +10,8 @@ class HostSpec(NamedTuple):
     """Values that are the same for all sessions of a sandbox.
 
     hidden_paths and private_dirs (the local provider's own state) are shown as empty directories. rootfs: the
-    directory that is the root of each session, or None for the root that the agent sees. terminals: the most of
-    one session; open_files: the most of one process.
+    directory that is the root of each session, or None for the root that the agent sees. terminals: the most
+    of one session; open_files: the most of one process.
     """
 
     provider: str
@@ -27,7 +27,9 @@ class HostSpec(NamedTuple):
 
 
 class SessionSpec(NamedTuple):
-    """One session: network "shared" or "isolated" (own network namespace), rootfs_mode "shared" or "read_only"."""
+    """One session: network "shared" or "isolated" (own network namespace), rootfs_mode "shared" or
+    "read_only".
+    """
 
     session_id: str
     network: str = "shared"
