@@ -1,4 +1,6 @@
-"""What a person sees of two agents who build beside each other, and of an export to where the person has built: from either provider."""
+"""What a person sees of two agents who build beside each other, and of an export to where the person has
+built: from either provider.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ pytestmark = [pytest.mark.needs("overlay")]
 PROJECT = {
     "util.h": "#define VER 1\n",
     "util.c": '#include "util.h"\nint util(void) { return VER; }\n',
-    "main.c": '#include <stdio.h>\nint util(void);\nint main(void) { printf("util=%d\\n", util()); return 0; }\n',
-    "Makefile": "app: main.o util.o\n\tcc -o $@ $^\nmain.o: main.c\n\tcc -c $<\nutil.o: util.c util.h\n\tcc -c $<\n",
+    "main.c": (
+        '#include <stdio.h>\nint util(void);\nint main(void) { printf("util=%d\\n", util()); return 0; }\n'
+    ),
+    "Makefile": (
+        "app: main.o util.o\n\tcc -o $@ $^\nmain.o: main.c\n\tcc -c $<\nutil.o: util.c util.h\n\tcc -c $<\n"
+    ),
     ".gitignore": "*.o\napp\nhand.conf\nout.conf\n",
     "hand.mk": "out.conf: hand.conf\n\tcat $< >$@\n",
     "hand.conf": "1\n",
@@ -40,7 +46,9 @@ def project(place: Place) -> Place:
     return place
 
 
-def test_make_builds_what_others_changed_after_publications_rebases_and_exports(project: Place, play: Callable[[Scenario], Any]) -> None:
+def test_make_builds_what_others_changed_after_publications_rebases_and_exports(
+    project: Place, play: Callable[[Scenario], Any]
+) -> None:
     async def scenario(host: Host, sandbox: str) -> None:
         async def opened() -> str:
             return str((await host.ask(sandbox, "create_workspace_session"))["workspace_session_id"])
@@ -55,14 +63,18 @@ def test_make_builds_what_others_changed_after_publications_rebases_and_exports(
 
         a, b, c = [await opened() for _ in range(3)]
         await within(a, "sed -i 's/VER 1/VER 2/' util.h && touch -d '-20 seconds' util.h")
-        written = await host.ask(sandbox, "file_write", path="hand.conf", content="2\n", workspace_session_id=a)
+        written = await host.ask(
+            sandbox, "file_write", path="hand.conf", content="2\n", workspace_session_id=a
+        )
         assert written["bytes_written"] == 2, written
         await within(b, "echo '/* b */' >>main.c && make && make -f hand.mk")
         await within(c, "make app")
         await published(a)
         await published(b, keep_open=True)
         assert "util=2" in await within(b, "make >/dev/null && ./app")
-        seen = await within(b, "ls -l --full-time hand.conf out.conf util.h; make -sf hand.mk && cat hand.conf out.conf")
+        seen = await within(
+            b, "ls -l --full-time hand.conf out.conf util.h; make -sf hand.mk && cat hand.conf out.conf"
+        )
         assert seen.split()[-2:] == ["2", "2"], seen
         rebased = await host.ask(sandbox, "rebase_workspace_session", workspace_session_id=c)
         assert rebased["updated"] >= 1, rebased
@@ -77,10 +89,17 @@ def test_make_builds_what_others_changed_after_publications_rebases_and_exports(
         done = await host.do("export_changes", **where, on_conflict="overwrite")
         assert done["files_written"] > 0
         subprocess.run(["make", "-s", "-C", project.workspace], check=True, timeout=120)
-        assert subprocess.run([f"{project.workspace}/app"], capture_output=True, text=True, timeout=60).stdout == "util=3\n"
+        assert (
+            subprocess.run([f"{project.workspace}/app"], capture_output=True, text=True, timeout=60).stdout
+            == "util=3\n"
+        )
         time_of = os.stat(f"{project.workspace}/util.h").st_mtime_ns
         again = await host.do("export_changes", **where, on_conflict="keep")
-        assert os.stat(f"{project.workspace}/util.h").st_mtime_ns == time_of and again["files_written"] == 0, again
+        assert (
+            os.stat(f"{project.workspace}/util.h").st_mtime_ns == time_of and again["files_written"] == 0
+        ), again
+        ahead = time_of + 3600 * 10**9  # a file of the same second would count as unchanged
+        os.utime(f"{project.workspace}/util.h", ns=(ahead, ahead))
         kept = await host.do("export_changes", **where, times="keep", on_conflict="overwrite")
         assert kept["files_written"] > 0 and os.stat(f"{project.workspace}/util.h").st_mtime_ns < time_of
 
