@@ -1,4 +1,6 @@
-"""Three-way merges of one large text beside `git merge-file`: time, and peak memory of a process of its own."""  # noqa: E501
+"""Three-way merges of one large text beside `git merge-file`: time, and peak memory of a process of its
+own.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ server.serve_forever()
 
 
 def isolated(place: Place) -> Iterator[Row]:
-    """A session with a network of its own, beside one that shares the sandbox's; creation and end together."""  # noqa: E501
+    """A session with a network of its own, beside one that shares the sandbox's; creation and end
+    together.
+    """
     with place.sandbox("host") as sandbox:
 
         def made(profile: str) -> Callable[[], None]:

@@ -192,7 +192,9 @@ class Crowd:
                 self.put(f"{folder}/scattered", b"%d\n" % self.random.randrange(3))
 
     def make_anew(self) -> None:
-        """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark stays."""  # noqa: E501
+        """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark
+        stays.
+        """
         full = self.a_folder()
         if full == self.root:
             raise OSError

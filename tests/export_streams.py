@@ -144,7 +144,9 @@ def unpack(data: bytes) -> Unpacked:
 
 
 class Stack:
-    """A real store over a base, in a child that may mount; `publish` runs an edit in a session on the head."""  # noqa: E501
+    """A real store over a base, in a child that may mount; `publish` runs an edit in a session on the
+    head.
+    """
 
     def __init__(self, folder: str, base: Tree, form: str = "trusted") -> None:
         self.folder, self.form = folder, FORMS[form]

@@ -53,7 +53,9 @@ class ChildDied(Exception):
 
 
 def timeout_s() -> float:
-    """The limit of this run. Asked for at each call: `--soak` is known only after this module was imported."""  # noqa: E501
+    """The limit of this run. Asked for at each call: `--soak` is known only after this module was
+    imported.
+    """
     return TIMEOUT_S if os.environ.get("EOS_SOAK", "") in ("", "0") else SOAK_TIMEOUT_S
 
 

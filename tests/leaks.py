@@ -81,7 +81,9 @@ def made() -> list[Made]:
 
 
 def found() -> list[str]:
-    """A line for each thing that is left, and which test made it. What was told to end is given some seconds."""  # noqa: E501
+    """A line for each thing that is left, and which test made it. What was told to end is given some
+    seconds.
+    """
     lines = _look()
     for _ in range(ROUNDS):
         if not lines:

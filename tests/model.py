@@ -61,7 +61,9 @@ def content(base: Entry | None, ours: Entry, head: Entry) -> tuple[str, bytes]:
 
 
 def decide(base: Entry | None, ours: Entry | None, head: Entry | None) -> tuple[str, Entry | None]:
-    """Both sides changed the path, differently: (classes of the conflict joined by +, or '', and the entry)."""  # noqa: E501
+    """Both sides changed the path, differently: (classes of the conflict joined by +, or '', and the
+    entry).
+    """
     if ours is None:
         return "delete_modify", head
     if head is None:

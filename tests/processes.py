@@ -95,7 +95,9 @@ def ended(pid: int) -> bool:
 
 
 def end_processes_that_name(text: str) -> list[str]:
-    """Kill what `processes_that_name` lists, and say what it was: a failed test must not leave agents behind."""  # noqa: E501
+    """Kill what `processes_that_name` lists, and say what it was: a failed test must not leave agents
+    behind.
+    """
     found = processes_that_name(text)
     for line in found:
         try:

@@ -160,7 +160,9 @@ def test_the_agent_imports_the_standard_library_and_layerstack_only() -> None:
 
 
 def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_distributions() -> None:
-    """The pure modules, and `fsync`: a file of the host is replaced by the same rename as one of the store."""  # noqa: E501
+    """The pure modules, and `fsync`: a file of the host is replaced by the same rename as one of the
+    store.
+    """
     allowed_below = {
         "layerstack",
         "eos_agent",

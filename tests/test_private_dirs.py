@@ -36,7 +36,9 @@ def mode(path: str | Path) -> int:
 
 
 def open_below(folder: str, but: str = "\0") -> list[str]:
-    """What group or others may use, directories first; nothing is looked for below a directory called `but`."""  # noqa: E501
+    """What group or others may use, directories first; nothing is looked for below a directory called
+    `but`.
+    """
     found: list[str] = []
     for at, folders, files in os.walk(folder):
         found += [f"{mode(at):o} {at}"] if mode(at) & 0o077 else []

@@ -1,4 +1,6 @@
-"""The prose of the pages: lines that a review pane shows, and none of the words that docs/style.md rules out."""  # noqa: E501
+"""The prose of the pages: lines that a review pane shows, and none of the words that docs/style.md rules
+out.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ GONE = ".gone-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Exit codes: 0 after a drain, 1 for a failed start or a lost zygote, 2 for usage."""  # noqa: E501
+    """Run the command line. Exit codes: 0 after a drain, 1 for a failed start or a lost zygote, 2 for
+    usage.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     if args == ["--version"]:
         sys.stdout.write(f"sandbox-daemon {VERSION}\n")

@@ -393,7 +393,9 @@ async def _dial_unix(path: str) -> socket.socket:
 
 
 def _token(target: AgentTarget) -> dict[str, Any]:
-    """Return the token for an agent of an older version, which cannot prove itself; a unix socket needs none."""  # noqa: E501
+    """Return the token for an agent of an older version, which cannot prove itself; a unix socket needs
+    none.
+    """
     return (
         {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
     )

@@ -94,7 +94,9 @@ def unknown_operation(name: str, domain: str, program: str) -> OperationError:
 
 
 def alike(name: str, domain: str) -> list[str]:
-    """Operations of the domain with names close to `name`, nearest first; a hyphen counts as an underscore."""  # noqa: E501
+    """Operations of the domain with names close to `name`, nearest first; a hyphen counts as an
+    underscore.
+    """
     import difflib
 
     return difflib.get_close_matches(

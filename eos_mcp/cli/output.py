@@ -1,4 +1,6 @@
-"""Output and exit status of a program: the result on standard output, one error envelope on standard error."""  # noqa: E501
+"""Output and exit status of a program: the result on standard output, one error envelope on standard
+error.
+"""
 
 from __future__ import annotations
 

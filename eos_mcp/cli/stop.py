@@ -88,7 +88,9 @@ def end(pid: int) -> None:
 
 
 def _ended(pid: int, number: signal.Signals, wait_s: float) -> bool:
-    """Send a signal and wait for the end, by pidfd where there is one: a pid may be reused (pidfd_open(2))."""  # noqa: E501
+    """Send a signal and wait for the end, by pidfd where there is one: a pid may be reused
+    (pidfd_open(2)).
+    """
     if sys.platform == "linux":
         descriptor = os.pidfd_open(pid)
         try:

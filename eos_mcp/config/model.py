@@ -301,7 +301,9 @@ class Http(Section):
 
 
 class NetworkConfig(Section):
-    """`neighbours`: deny or allow traffic between a container and others on the same network of the engine."""  # noqa: E501
+    """`neighbours`: deny or allow traffic between a container and others on the same network of the
+    engine.
+    """
 
     neighbours: Literal["deny", "allow"] = "deny"
 

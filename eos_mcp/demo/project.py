@@ -125,7 +125,9 @@ class Repository:
 
 
 def unpack(root: Path) -> int:
-    """Write the project with its git history into the empty directory `root`; returns the number of commits."""  # noqa: E501
+    """Write the project with its git history into the empty directory `root`; returns the number of
+    commits.
+    """
     repository = Repository(root)
     name: bytes | None = None
     blobs: dict[str, tuple[int, bytes]] = {}

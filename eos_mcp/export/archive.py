@@ -183,7 +183,9 @@ class _Archive:
         self._counts["files_written"] += sum(not row.directory for row in run.rows)
 
     def _is_reserved(self, path: bytes) -> bool:
-        """Note a path with the name of a whiteout in it; the export is then refused at the end of the stream."""  # noqa: E501
+        """Note a path with the name of a whiteout in it; the export is then refused at the end of the
+        stream.
+        """
         if MARK not in path or not any(name.startswith(MARK) for name in path.split(b"/")):
             return False
         if len(self._reserved) < NAMED_MAX:

@@ -274,7 +274,9 @@ class Conflicts:
             return False
 
     def _is_again(self) -> bool:
-        """Tell whether the destination is the directory, on the branch, of the record, and was not emptied."""  # noqa: E501
+        """Tell whether the destination is the directory, on the branch, of the record, and was not
+        emptied.
+        """
         if self.target is None or self.record is None or self.record.identity() != identity_of(self.target):
             return False
         return any(name != b".git" for name in self.target.names(b""))
@@ -299,7 +301,9 @@ def _letter(found: os.stat_result) -> str:
 
 
 def _same(path: bytes, found: os.stat_result, target: DirTree, base: DirTree) -> bool:
-    """Tell whether the base has this entry at `path`: by size and time, else by content; modes do not count."""  # noqa: E501
+    """Tell whether the base has this entry at `path`: by size and time, else by content; modes do not
+    count.
+    """
     was = base.lstat(path)
     if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
         return False

@@ -235,7 +235,9 @@ class ExportGuard:
                 self.record, self.unrecorded = None, True
 
     def check(self, stages: Iterable[DirTree]) -> None:
-        """Check after everything is in place, while a rollback is possible. Raises as `ComparedPaths.check`."""  # noqa: E501
+        """Check after everything is in place, while a rollback is possible. Raises as
+        `ComparedPaths.check`.
+        """
         if self.conflicts is not None and self.rules.on_conflict != "overwrite":
             self.seen.check(stages, self.dest)
 

@@ -62,7 +62,9 @@ class Names:
 
 @contextlib.contextmanager
 def copied(source: int, place: DirTree, name: bytes, status: os.stat_result) -> Generator[int]:
-    """Make a file `name` in `place` with the content of an open file; the caller sets owner, mode and times."""  # noqa: E501
+    """Make a file `name` in `place` with the content of an open file; the caller sets owner, mode and
+    times.
+    """
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.fd)
     try:
         copy_data(source, fd, status.st_size)

@@ -17,7 +17,9 @@ _EMPTY_PATH = 0x1000
 
 
 class DirectoryIdentity(NamedTuple):
-    """Device, inode and time of birth in ns (0: not known) of a directory, and the text of its `.git/HEAD`."""  # noqa: E501
+    """Device, inode and time of birth in ns (0: not known) of a directory, and the text of its
+    `.git/HEAD`.
+    """
 
     device: int
     inode: int

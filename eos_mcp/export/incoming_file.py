@@ -103,7 +103,9 @@ class IncomingFile:
 
 
 def judge(judged: bytearray, offset: int, piece: bytes | memoryview) -> None:
-    """Append the next bytes of a file, up to the number by which it is judged; a hole before them is zeros."""  # noqa: E501
+    """Append the next bytes of a file, up to the number by which it is judged; a hole before them is
+    zeros.
+    """
     judged.extend(bytes(max(0, min(offset, JUDGED_MAX + 1) - len(judged))))
     judged += piece[: max(0, JUDGED_MAX + 1 - len(judged))]
 

@@ -96,7 +96,9 @@ class LeftOut:
 
 
 def is_git(name: bytes, folds: bool) -> bool:
-    """Tell whether a file system finds a `.git` by this name; one that folds names also by other spellings."""  # noqa: E501
+    """Tell whether a file system finds a `.git` by this name; one that folds names also by other
+    spellings.
+    """
     if name == b".git" or not folds:
         return name == b".git"
     text = _IGNORED.sub("", name.decode("utf-8", "replace")).casefold().rstrip(". ")

@@ -1,4 +1,6 @@
-"""Paths that an export accepts: relative, normalised, and none of the names under which exports stage. Pure."""  # noqa: E501
+"""Paths that an export accepts: relative, normalised, and none of the names under which exports stage.
+Pure.
+"""
 
 from __future__ import annotations
 

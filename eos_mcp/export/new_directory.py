@@ -168,7 +168,9 @@ class FreshReceiver(Receiver):
             self._first.append(path)
 
     def _write(self, fd: int, header: pax.Header, judged: bytearray | None) -> int:
-        """Write the content of the present entry to a new file, which is closed; return how many bytes came."""  # noqa: E501
+        """Write the content of the present entry to a new file, which is closed; return how many bytes
+        came.
+        """
         with IncomingFile(header.length, None, lambda: fd, judged) as incoming:
             incoming.receive(self.stream.pieces())
             self.owners.file(fd, self._staging, header.path, None)

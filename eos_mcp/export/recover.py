@@ -210,7 +210,9 @@ def settle(workspace: str, folder: str) -> None:
 
 
 def is_changing(said: Said) -> bool:
-    """Tell whether an export has begun to change its destination, and has neither finished nor rolled back."""  # noqa: E501
+    """Tell whether an export has begun to change its destination, and has neither finished nor rolled
+    back.
+    """
     home = said.open_home()
     if home is None:
         return False

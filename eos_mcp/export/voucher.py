@@ -81,7 +81,9 @@ class Said(NamedTuple):
         )
 
     def staging(self, home: DirTree) -> os.stat_result | None:
-        """Return the stat of the staging in `home`, if its name has the recorded inode and it is this user's."""  # noqa: E501
+        """Return the stat of the staging in `home`, if its name has the recorded inode and it is this
+        user's.
+        """
         found = home.lstat(self.name)
         return (
             found if found is not None and found.st_uid == os.geteuid() and self.is_(self.id, found) else None

@@ -237,7 +237,9 @@ def spawn_gateway(
     environment: Mapping[str, str],
     log: str | None = None,
 ) -> int:
-    """Start a gateway in a session of its own, output to `log`; return its pid. Its arguments hold no token."""  # noqa: E501
+    """Start a gateway in a session of its own, output to `log`; return its pid. Its arguments hold no
+    token.
+    """
     import fcntl
 
     log = log or paths.log_path()

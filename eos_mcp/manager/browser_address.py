@@ -1,4 +1,6 @@
-"""The address at which a browser reaches a server in a sandbox; it holds a ticket that is valid for a minute."""  # noqa: E501
+"""The address at which a browser reaches a server in a sandbox; it holds a ticket that is valid for a
+minute.
+"""
 
 from __future__ import annotations
 

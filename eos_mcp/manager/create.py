@@ -100,7 +100,9 @@ class Creation:
             self._under_way -= 1
 
     def _make_caches(self) -> None:
-        """Create the cache directories early: local sessions of other gateways can only hide existing paths."""  # noqa: E501
+        """Create the cache directories early: local sessions of other gateways can only hide existing
+        paths.
+        """
         missing = [path for path in (paths.cache_dir(), self.manager.bases) if not os.path.isdir(path)]
         if missing:
             with contextlib.suppress(OSError):  # the copy says what is wrong with them

@@ -106,7 +106,9 @@ def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def bounded(options: ServerOptions) -> bool:
-    """Return True when calls are limited to directories: always for eos-mcp, with `--root` for sandbox-mcp."""  # noqa: E501
+    """Return True when calls are limited to directories: always for eos-mcp, with `--root` for
+    sandbox-mcp.
+    """
     return options.program == EOS or bool(options.roots)
 
 

@@ -1,4 +1,6 @@
-"""Identity of the server: name, title, version and the instructions of each tool set. Standard library only."""  # noqa: E501
+"""Identity of the server: name, title, version and the instructions of each tool set. Standard library
+only.
+"""
 
 from __future__ import annotations
 

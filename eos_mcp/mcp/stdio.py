@@ -115,7 +115,9 @@ class StdinReader:
         threading.Thread(target=self._run, name="stdin", daemon=True).start()
 
     def attach(self, deliver: Callable[[Item], None]) -> None:
-        """`deliver` gets what was kept, in order, and from then on every item, called in the reader's thread."""  # noqa: E501
+        """`deliver` gets what was kept, in order, and from then on every item, called in the reader's
+        thread.
+        """
         with self._lock:
             for item in self._backlog:
                 deliver(item)

@@ -263,7 +263,9 @@ class Tools:
                 await anyio.sleep(CANCEL_PAUSE_S)
 
     async def _handle(self, call: _Call) -> str | None:
-        """Id of the command that this call ran, to read the rest of a truncated output; None when not found."""  # noqa: E501
+        """Id of the command that this call ran, to read the rest of a truncated output; None when not
+        found.
+        """
         try:
             reply = await self._gateway.request(
                 "list_commands",
@@ -292,7 +294,9 @@ class _Call:
 
 
 class _Reporter:
-    """Progress notifications of one call: strictly increasing seconds, and the last message of the operation."""  # noqa: E501
+    """Progress notifications of one call: strictly increasing seconds, and the last message of the
+    operation.
+    """
 
     def __init__(self, report: Report, name: str) -> None:
         self._report, self._text = report, name

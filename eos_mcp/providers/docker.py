@@ -532,7 +532,9 @@ class DockerProvider:
 
 
 def sample_of(stats: dict[str, Any], ts: int) -> EngineSample | None:
-    """Convert the engine's `GET /containers/{id}/stats` to a sample; None for a container that does not run."""  # noqa: E501
+    """Convert the engine's `GET /containers/{id}/stats` to a sample; None for a container that does not
+    run.
+    """
     memory = _table(stats, "memory_stats")
     cpu = _table(_table(stats, "cpu_stats"), "cpu_usage").get("total_usage")
     if not memory.get("usage"):

@@ -455,7 +455,9 @@ class _BaseCopy:
             self._of_directories[path] = found
 
     def _keep(self, path: str, where: str | int, found: dict[str, bytes]) -> None:
-        """Give a copy the attributes of its original, as far as its store and this file system can have them."""  # noqa: E501
+        """Give a copy the attributes of its original, as far as its store and this file system can have
+        them.
+        """
         kept: dict[str, bytes] = {}
         self.varies = self.varies or base_xattrs.varies(found)
         wanted = base_xattrs.stored(found, self._keeping)

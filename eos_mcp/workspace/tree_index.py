@@ -65,7 +65,9 @@ class Listing(NamedTuple):
 
 
 def look(workspace: str) -> Listing:
-    """lstat(2) every entry below `workspace`, and itself; entries that vanish during the walk are left out."""  # noqa: E501
+    """lstat(2) every entry below `workspace`, and itself; entries that vanish during the walk are left
+    out.
+    """
     looked = time.time_ns()
     root = os.stat(workspace)
     entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}

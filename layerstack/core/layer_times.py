@@ -1,4 +1,6 @@
-"""The times in a layer that later publications need: kept in its metadata, else found by a walk of the layer."""  # noqa: E501
+"""The times in a layer that later publications need: kept in its metadata, else found by a walk of the
+layer.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ class Stack:
             )
 
     def close(self) -> None:
-        """Let another process open the store. Live uppers stay on disk: the next open makes drafts of them."""  # noqa: E501
+        """Let another process open the store. Live uppers stay on disk: the next open makes drafts of
+        them.
+        """
         with self.lock:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)

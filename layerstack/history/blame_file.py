@@ -49,7 +49,9 @@ Folded = Answer | str
 
 
 def dump(ranges: dict[str, Folded]) -> bytes:
-    """Give the bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""  # noqa: E501
+    """Give the bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each
+    range.
+    """
     owners = sorted(
         {
             owner

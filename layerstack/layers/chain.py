@@ -173,7 +173,9 @@ class Chain:
         return best if ends else best + 1
 
     def directories(self, path: str) -> list[Layer]:
-        """List the layers that merge into the directory `path`, newest first; empty unless it is a directory."""  # noqa: E501
+        """List the layers that merge into the directory `path`, newest first; empty unless it is a
+        directory.
+        """
         top = self._top(parent(path))[0] if path else len(self.layers)
         hits: list[tuple[int, Layer]] = [
             (rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None

@@ -230,7 +230,9 @@ def build(
         return repr((meta, sorted(xattrs.items()))).encode()
 
     def directory(path: str, cut: bool) -> bool:
-        """Add a directory. `cut`: nothing of `below` is visible here. Returns whether that holds in it too."""  # noqa: E501
+        """Add a directory. `cut`: nothing of `below` is visible here. Returns whether that holds in it
+        too.
+        """
         state, opaque = tree.state(path), tree.opaque(path)
         under = below.find(path) if below is not None and not (opaque or cut) else None
         quiet = under is not None and under.kind == DIRECTORY and equal(under, state)

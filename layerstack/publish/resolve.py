@@ -143,7 +143,9 @@ class _Merge:
         return merged
 
     def heads(self, path: str, h: State | None, above: Above) -> bool:
-        """The head's entry, in place of ours: what shows there, or, in a directory that hides that, brought."""  # noqa: E501
+        """The head's entry, in place of ours: what shows there, or, in a directory that hides that,
+        brought.
+        """
         if h is None or not above & Above.HIDES:
             self.edits.append(Drop(path))
             return False

@@ -1,4 +1,6 @@
-"""Inputs of builds that a session has not seen: what the head has otherwise than the session's base version."""  # noqa: E501
+"""Inputs of builds that a session has not seen: what the head has otherwise than the session's base
+version.
+"""
 
 from __future__ import annotations
 

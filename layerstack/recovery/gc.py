@@ -50,7 +50,9 @@ def give_back(stack: Stack) -> None:
 
 
 def _throw_away(stack: Stack, path: str) -> None:
-    """Remove a directory, which may be as large as a workspace: by a rename where another thread deletes it."""  # noqa: E501
+    """Remove a directory, which may be as large as a workspace: by a rename where another thread deletes
+    it.
+    """
     if stack.scrap.later is None:
         discard(path)
         return

@@ -1,4 +1,6 @@
-"""Delete or move a path of the head without a session: one layer of whiteouts and hard links, with no mount."""  # noqa: E501
+"""Delete or move a path of the head without a session: one layer of whiteouts and hard links, with no
+mount.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,9 @@ class _Layer:
         self._tree.whiteout(path)
 
     def fill(self, target: str, source: str) -> None:
-        """Put the head's entry at `source` at `target`, with its modes, owners, xattrs, times and hard links."""  # noqa: E501
+        """Put the head's entry at `source` at `target`, with its modes, owners, xattrs, times and hard
+        links.
+        """
         self._reach(target)
         self._fill(target, source)
 

@@ -157,7 +157,9 @@ class Upper:
 
     @property
     def is_published(self) -> bool:
-        """True after a publish that raised CommitUnsynced: the head has the work, and `publish` only syncs."""  # noqa: E501
+        """True after a publish that raised CommitUnsynced: the head has the work, and `publish` only
+        syncs.
+        """
         return self._late is not None
 
     def _live(self) -> None:

@@ -61,7 +61,9 @@ def number_lines(data: bytes, ids: defaultdict[bytes, int]) -> array[int]:
 
 
 def scan_lines(data: bytes, ids: defaultdict[bytes, int]) -> tuple[array[int], array[int]]:
-    """Give (numbers, starts): as `number_lines`, and the offset of each line, with the end of the text last."""  # noqa: E501
+    """Give (numbers, starts): as `number_lines`, and the offset of each line, with the end of the text
+    last.
+    """
     numbers, starts = array("I"), array("Q")
     for at, lines in _pieces(data):
         starts.extend(itertools.accumulate([len(line) + 1 for line in lines], initial=at))

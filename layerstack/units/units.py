@@ -111,7 +111,9 @@ class _Sqlite(Kind):
 
 
 class _Lmdb(Kind):
-    """A directory with data.mdb, and the helper lock.mdb, which the next process that opens it makes again."""  # noqa: E501
+    """A directory with data.mdb, and the helper lock.mdb, which the next process that opens it makes
+    again.
+    """
 
     name = "lmdb"
     MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")

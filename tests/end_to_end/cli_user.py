@@ -113,7 +113,9 @@ class Desk:
         assert done.returncode == 0, done.stderr
 
     def left_in_state(self) -> list[str]:
-        """What a refused or destroyed sandbox may have left: its directory, its record, a probe's directory."""  # noqa: E501
+        """What a refused or destroyed sandbox may have left: its directory, its record, a probe's
+        directory.
+        """
         own = ("gateway.", "instance_id", "registry.json")
         folders = ("sandboxes", "exports", "export-records")
         found = [
@@ -255,7 +257,9 @@ class Container(Sandbox):
 
 
 class Watched(NamedTuple):
-    """A process that must come to its end, held by a descriptor, so that its number cannot become another's."""  # noqa: E501
+    """A process that must come to its end, held by a descriptor, so that its number cannot become
+    another's.
+    """
 
     pid: int
     descriptor: int

@@ -158,7 +158,9 @@ async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python:
 
 
 def _published(sandbox_id: str) -> str:
-    """Attributes and content of every file of the base and of the layers, as root of the container sees them."""  # noqa: E501
+    """Attributes and content of every file of the base and of the layers, as root of the container sees
+    them.
+    """
     client = docker.from_env()
     try:
         look = (

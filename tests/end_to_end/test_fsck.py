@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
 
 def fsck(sandbox: Sandbox, *words: str, status: int) -> dict[str, Any]:
-    """The one object that it prints, on standard output or, when nothing could be checked, on standard error."""  # noqa: E501
+    """The one object that it prints, on standard output or, when nothing could be checked, on standard
+    error.
+    """
     done = sandbox.desk.run("eos", "fsck", "--json", *words)
     assert done.returncode == status, (done.stdout, done.stderr)
     return dict(json.loads(done.stderr if status == 2 else done.stdout))

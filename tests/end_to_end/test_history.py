@@ -1,4 +1,6 @@
-"""Looking back through the programs: versions, patches, pins, rollback, blame; and what MCP says of a draft."""  # noqa: E501
+"""Looking back through the programs: versions, patches, pins, rollback, blame; and what MCP says of a
+draft.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.
 
 
 def run_blocks(someone: Person, image: str) -> str:
-    """Every block but the two commands, in one shell, in a directory that has `.venv`; the standard output."""  # noqa: E501
+    """Every block but the two commands, in one shell, in a directory that has `.venv`; the standard
+    output.
+    """
     checkout = someone.home / "eos"
     checkout.mkdir()
     (checkout / ".venv").symlink_to(someone.prefix)

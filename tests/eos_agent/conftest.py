@@ -31,7 +31,9 @@ def init() -> str:
 
 @pytest.fixture
 def start_agent(init: str) -> Generator[Callable[..., Agent]]:
-    """start_agent(base, uid=..., runtime={...}): a started agent on a store of its own, gone after the test."""  # noqa: E501
+    """start_agent(base, uid=..., runtime={...}): a started agent on a store of its own, gone after the
+    test.
+    """
     with ExitStack() as stack:
 
         def start(base: dict[str, bytes] | None = None, **config: Any) -> Agent:

@@ -83,7 +83,9 @@ def wait_until(true: Callable[[], bool], jobs: list[concurrent.futures.Future[di
 def started(
     gate: Gate, pool: concurrent.futures.ThreadPoolExecutor, op: str
 ) -> list[concurrent.futures.Future[dict[str, Any]]]:
-    """As many captures as the agent has threads for them, each of a session of its own, and all of them held."""  # noqa: E501
+    """As many captures as the agent has threads for them, each of a session of its own, and all of them
+    held.
+    """
     sessions = [gate.agent.session() for _ in range(CAPTURES)]
     for session in sessions:
         gate.agent.run("echo x > new; truncate -s 1T huge", session)

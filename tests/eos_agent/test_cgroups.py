@@ -534,7 +534,9 @@ def test_an_ordinary_user_has_what_was_delegated_to_it(start_agent: Callable[...
 def test_an_ordinary_user_whose_cgroup_was_delegated_with_controllers_has_limits(
     start_agent: Callable[..., Agent],
 ) -> None:
-    """As a service with User= and Delegate=yes: nothing above it is the user's, so what is in it makes room."""  # noqa: E501
+    """As a service with User= and Delegate=yes: nothing above it is the user's, so what is in it makes
+    room.
+    """
     agent = start_agent(uid=in_namespace.ORDINARY_UID)
     agent.stop()
     agent.settings["limits"] = LIMITS

@@ -1,4 +1,6 @@
-"""Ways out of a session, and what must stay possible: one row each, tried for real in each kind of session."""  # noqa: E501
+"""Ways out of a session, and what must stay possible: one row each, tried for real in each kind of
+session.
+"""
 
 from __future__ import annotations
 

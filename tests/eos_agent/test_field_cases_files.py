@@ -69,7 +69,9 @@ class Watch:
 def test_a_watcher_of_a_file_of_a_lower_layer_sees_its_first_change_and_those_after_it(
     shared_agent: Agent, session: str, first: str
 ) -> None:
-    """Each way of changing it comes first once: the copy-up of a lower file must not take the watch with it."""  # noqa: E501
+    """Each way of changing it comes first once: the copy-up of a lower file must not take the watch with
+    it.
+    """
     agent, at = shared_agent, {"workspace_session_id": session}
     watch = Watch(agent, session, "README.md")
     changes: dict[str, tuple[Callable[[], object], str]] = {

@@ -200,7 +200,9 @@ def test_a_directory_that_the_kernel_does_not_rename_is_copied_whole(
 def test_an_edit_meets_what_was_written_since_it_read_the_file(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other writer comes between the read and the rename, once in place and once by a rename of its own."""  # noqa: E501
+    """The other writer comes between the read and the rename, once in place and once by a rename of its
+    own.
+    """
     tree.put("f", b"one\ntwo\nthree\n", 0o755)
     apply, writes = text.apply_edits, [b"ONE\ntwo\nthree\n", b"ONE\ntwo\nTHREE!\n"]
 

@@ -127,7 +127,9 @@ def test_a_one_shot_and_a_publish_have_what_was_tidied_up_and_a_server_says_good
 def test_a_one_shot_is_over_though_something_ignores_the_signal_and_git_leaves_no_lock(
     start_agent: Callable[..., Agent],
 ) -> None:
-    """Seen at commit 83e28fb: `.git/gc.log.lock` and `gc.pid` were published, and no later gc did anything."""  # noqa: E501
+    """Seen at commit 83e28fb: `.git/gc.log.lock` and `gc.pid` were published, and no later gc did
+    anything.
+    """
     agent = start_agent({**BASE, "f": b"0\n"}, runtime={"workspace": {"left_behind_grace_s": 1}})
     assert agent.run(leaving("stubborn"), yield_time_ms=60_000)["publish"]["published"]
     git = "git -c user.name=x -c user.email=x@y"

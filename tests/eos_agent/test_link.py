@@ -23,7 +23,9 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def linked(scenario: Callable[[FrameSocket, socket.socket, asyncio.Event], Awaitable[None]]) -> None:
-    """Run it with a link, the other end of its socket, and what is set when the link has seen its peer's end."""  # noqa: E501
+    """Run it with a link, the other end of its socket, and what is set when the link has seen its peer's
+    end.
+    """
 
     async def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,4 +1,6 @@
-"""Spans and events in memory and on disk: how they nest, what bounds them, what a kill and a full disk leave."""  # noqa: E501
+"""Spans and events in memory and on disk: how they nest, what bounds them, what a kill and a full disk
+leave.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where requests may read and write on this machine: roots of a server, sensitive places, how many sandboxes."""  # noqa: E501
+"""Where requests may read and write on this machine: roots of a server, sensitive places, how many
+sandboxes.
+"""
 
 from __future__ import annotations
 

@@ -187,7 +187,9 @@ def test_a_file_that_the_person_deleted_is_a_conflict_in_the_workspace_and_writt
 def test_what_the_sandbox_made_and_removed_again_goes_with_the_next_export(
     project: Callable[..., Project], copy: bool
 ) -> None:
-    """A file that an export brought and the version has no more: neither the base nor the delta speaks of it."""  # noqa: E501
+    """A file that an export brought and the version has no more: neither the base nor the delta speaks of
+    it.
+    """
     at = project(copy=copy)
     brought = (
         file(b"brought", b"1"),

@@ -232,7 +232,9 @@ def test_a_planted_byte_code_file_does_not_come_where_there_is_something_and_all
 
 
 def test_byte_code_runs_by_itself_where_its_source_is_gone(tmp_path: Path) -> None:
-    """N12: Python takes `app.pyc` where there is no `app.py` beside it, also when the session deleted that."""  # noqa: E501
+    """N12: Python takes `app.pyc` where there is no `app.py` beside it, also when the session deleted
+    that.
+    """
     dest = tmp_path / "d"
     dest.mkdir()
     (dest / "app.py").write_text("print(1)\n")

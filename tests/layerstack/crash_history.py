@@ -412,7 +412,9 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
 
 
 def _asked_for(store: Store) -> list[Draft]:
-    """A session whose recovery was cut off twice waits until somebody asks for it, and nothing of it is lost."""  # noqa: E501
+    """A session whose recovery was cut off twice waits until somebody asks for it, and nothing of it is
+    lost.
+    """
     found: list[Draft] = []
     for session in store.dead.all():
         demand(session.quarantined and session.why == DIED, f"{session} was not recovered")

@@ -311,7 +311,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         return session
 
     def stays_its_draft(self, session: Session, ours: Tree) -> bool:
-        """Is nothing in it that the draft has not which it stands on? (Times may differ: that is work too.)"""  # noqa: E501
+        """Is nothing in it that the draft has not which it stands on? (Times may differ: that is work
+        too.)
+        """
         return session.draft_id in self.drafts and ours == session.opened
 
     def preview_of(self, session: Session) -> tuple[Tree, Verdict]:
@@ -1002,7 +1004,9 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     @rule(which=which, off=st.booleans())
     def pin(self, which: int, off: bool) -> None:
-        """A pinned version stays openable, whatever is squashed; no more than two at a time, or nothing is."""  # noqa: E501
+        """A pinned version stays openable, whatever is squashed; no more than two at a time, or nothing
+        is.
+        """
         versions = sorted(self.openable())
         version = versions[which % len(versions)]
         if off or len(self.store.pinned()) >= 2:

@@ -69,7 +69,9 @@ class Crowd:
 
 
 def meanwhile(work: Callable[[], T]) -> T:
-    """In another thread, while this one stands where it is; AssertionError when it had to wait for this one."""  # noqa: E501
+    """In another thread, while this one stands where it is; AssertionError when it had to wait for this
+    one.
+    """
     crowd, found = Crowd(), list[T]()
     crowd.start(lambda: found.append(work()))
     crowd.join()

@@ -15,7 +15,9 @@ from tests.layerstack.test_power_cut import copy_disk, make_disk, mount_disk
 
 
 def cut_after_a_discard(folder: str) -> list[list[str]]:
-    """The drafts that there are after a cut right before the discard is synced, and right after it returned."""  # noqa: E501
+    """The drafts that there are after a cut right before the discard is synced, and right after it
+    returned.
+    """
     syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     backing, disk, again = (os.path.join(folder, name) for name in ("backing", "disk", "again"))
     make_disk(backing)

@@ -1,4 +1,6 @@
-"""A session on a draft: what it leaves as it is stays one draft, and the times that it gives are published."""  # noqa: E501
+"""A session on a draft: what it leaves as it is stays one draft, and the times that it gives are
+published.
+"""
 
 from __future__ import annotations
 

@@ -128,7 +128,9 @@ def put_aside_squash_and_collect(machine: StackMatchesModel) -> None:
 
 @contextlib.contextmanager
 def refusing_from(s: Stack, step: str) -> Generator[None]:
-    """From that step on the disk refuses everything, the undoing too, until the block ends; OSError ends it."""  # noqa: E501
+    """From that step on the disk refuses everything, the undoing too, until the block ends; OSError ends
+    it.
+    """
     dead = False
 
     def tick(name: str) -> None:

@@ -1,4 +1,6 @@
-"""`layerstack.check` names everything that is not as it was written, and nothing else, and changes nothing."""  # noqa: E501
+"""`layerstack.check` names everything that is not as it was written, and nothing else, and changes
+nothing.
+"""
 
 from __future__ import annotations
 

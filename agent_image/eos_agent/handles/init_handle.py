@@ -329,7 +329,9 @@ class InitHandle:
             await self._call({"op": "thaw"})
 
     async def terminate(self) -> None:
-        """SIGKILL init, and so its pid namespace (pid_namespaces(7)). Returns when it was reaped. Idempotent."""  # noqa: E501
+        """SIGKILL init, and so its pid namespace (pid_namespaces(7)). Returns when it was reaped.
+        Idempotent.
+        """
         self._kill()
         await asyncio.shield(self.gone)
 

@@ -1,4 +1,6 @@
-"""Bodies of HTTP/1 messages on their way through, piece by piece: nothing larger than a piece is ever held."""  # noqa: E501
+"""Bodies of HTTP/1 messages on their way through, piece by piece: nothing larger than a piece is ever
+held.
+"""
 
 from __future__ import annotations
 

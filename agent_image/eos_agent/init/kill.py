@@ -1,4 +1,6 @@
-"""Signals to what a command started: one process, its group, or all of its tree, until nothing is left of it."""  # noqa: E501
+"""Signals to what a command started: one process, its group, or all of its tree, until nothing is left of
+it.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ class InitLoop:
             self._flush()
 
     def warm_up(self, peer: socket.socket) -> None:
-        """Run the code of a spawn that fails and of an ended command. `peer` is the other end of the socket."""  # noqa: E501
+        """Run the code of a spawn that fails and of an ended command. `peer` is the other end of the
+        socket.
+        """
         environment = {"PATH": "/bin", "TERM": "dumb", "LANG": "C.UTF-8", "HOME": "/"}
         request = {
             "op": "spawn",

@@ -46,7 +46,9 @@ class InitPlan(NamedTuple):
         return () if self.program_fd < 0 else (self.program_fd,)
 
     def join(self) -> None:
-        """Enter the session's cgroup; first, so that all later allocations and processes are the session's."""  # noqa: E501
+        """Enter the session's cgroup; first, so that all later allocations and processes are the
+        session's.
+        """
         with mounts.step("join the cgroup"):
             self.groups.join(self.cgroup)
 
@@ -258,7 +260,9 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
 
 
 def ruleset(plan: InitPlan) -> int:
-    """Make the Landlock ruleset for the mounts of this namespace, not in force yet; -1 when none is needed."""  # noqa: E501
+    """Make the Landlock ruleset for the mounts of this namespace, not in force yet; -1 when none is
+    needed.
+    """
     landlock = plan.hardening.landlock
     return (
         landlock.ruleset(mounts.writable_folders(plan.mount_plan.workspace_root))

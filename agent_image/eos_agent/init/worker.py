@@ -96,7 +96,9 @@ def _failed(why: str, reason: str) -> dict[str, Any]:
 
 
 def _live(writable: int, work: Work) -> None:
-    """Run the child. It keeps none of init's descriptors: a copy of the socket would keep the session alive."""  # noqa: E501
+    """Run the child. It keeps none of init's descriptors: a copy of the socket would keep the session
+    alive.
+    """
     try:
         os.dup2(writable, 3, inheritable=False)
         syscalls.close_range(4)

@@ -23,7 +23,9 @@ def collapse(text: str) -> str:
 
 
 def _row(row: str) -> str:
-    """Go backwards from the last segment: of what was written before it counts only what was not overwritten."""  # noqa: E501
+    """Go backwards from the last segment: of what was written before it counts only what was not
+    overwritten.
+    """
     shown, width = "", 0
     for piece in reversed(row.split("\r")):
         plain = _SEQUENCE.sub("", piece) if "\x1b" in piece else piece

@@ -6,7 +6,9 @@ from collections import OrderedDict
 
 
 class KeptOutput:
-    """The oldest of the session that has most goes first: no session deletes another one's by printing more."""  # noqa: E501
+    """The oldest of the session that has most goes first: no session deletes another one's by printing
+    more.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -110,11 +110,15 @@ class RecoveryProcess:
 
     @property
     def possible(self) -> bool:
-        """False where this process was not started as a program of its own: there is nothing to start again."""  # noqa: E501
+        """False where this process was not started as a program of its own: there is nothing to start
+        again.
+        """
         return self._argv is not None
 
     def recover(self, session: DeadSession, timeout_s: float) -> RecoveryAnswer:
-        """One try. When this returns nothing of it goes on, unless the kernel does not let go of the child."""  # noqa: E501
+        """One try. When this returns nothing of it goes on, unless the kernel does not let go of the
+        child.
+        """
         if self._stopped:
             return RecoveryAnswer("the agent is shutting down", busy=True)
         try:

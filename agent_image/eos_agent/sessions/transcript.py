@@ -259,7 +259,9 @@ class Transcript:
         return Rows(text, start, at, dropped)
 
     def tail(self, after: int, max_bytes: int, *, errors: str = "replace") -> Rows:
-        """The last rows, at most `max_bytes` of them and none before `after`; of a longer last row its end."""  # noqa: E501
+        """The last rows, at most `max_bytes` of them and none before `after`; of a longer last row its
+        end.
+        """
         total = self.total_rows
         found = self.read(max(after, total - TAIL_ROWS), max_bytes=ROW_MAX_BYTES * TAIL_ROWS, errors=errors)
         lines, start = found.text.split("\n"), found.start

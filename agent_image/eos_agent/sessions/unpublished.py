@@ -80,7 +80,9 @@ def is_clean(session: Session) -> bool:
 
 
 def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
-    """Unpublished work that is lost when the sandbox is destroyed. clean: compare contents, not only names."""  # noqa: E501
+    """Unpublished work that is lost when the sandbox is destroyed. clean: compare contents, not only
+    names.
+    """
     rows: list[dict[str, Any]] = []
     left = WALK_MAX
     for session in sessions:

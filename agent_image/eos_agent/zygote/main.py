@@ -478,7 +478,9 @@ class ZygoteProcess:
 
 
 def _clone(plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int]:
-    """Clone an init that has its order, or the descriptor over which it will get one. Returns pid and pidfd."""  # noqa: E501
+    """Clone an init that has its order, or the descriptor over which it will get one. Returns pid and
+    pidfd.
+    """
     flags = (
         syscalls.CLONE_NEWNS
         | syscalls.CLONE_NEWPID
