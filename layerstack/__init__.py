@@ -1,12 +1,14 @@
 """Immutable layers and the manifest over them: overlayfs-backed versions of one directory tree, published all
 or nothing.
 
-    Store.create("/var/lib/stack", workspace_root="/workspace", base_root_hash="ab…", form=TRUSTED)   #
-    base/B000001-base holds the base store = Store.open("/var/lib/stack") upper = store.open_upper("s1",
-    origin="workspace_session:s1") fd = upper.mount()            # a detached overlay mount: move it
-    somewhere, work in it, unmount it upper.publish(owner="s1", request_id="r1")          # one layer on top
-    of the head, or PublishRejected with every conflict store.snapshot().read_bytes("README.md")            #
-    the head, without a mount
+    # base/B000001-base holds the base
+    Store.create("/var/lib/stack", workspace_root="/workspace", base_root_hash="ab…", form=TRUSTED)
+    store = Store.open("/var/lib/stack")
+    upper = store.open_upper("s1", origin="workspace_session:s1")
+    fd = upper.mount()  # a detached overlay mount: move it somewhere, work in it, unmount it
+    # one layer on top of the head, or PublishRejected with every conflict
+    upper.publish(owner="s1", request_id="r1")
+    store.snapshot().read_bytes("README.md")  # the head, without a mount
 
 Importing works on any OS; everything that touches a store wants Linux.
 """

@@ -5,14 +5,15 @@
     layers/<layer_id>/        one immutable tree in overlayfs upperdir form; nothing of ours inside
     base/B000001-base/        the base, read-only, on a mount of its own
     .layer-metadata/          <id>.json owner, agent, base version, sizes, digest; <id>.index the changed
-    paths; of published layers <id>.digest
-                              the digest alone, of squashed ones <id>.blame whose lines they hold
+                              paths; of published layers <id>.digest, the digest alone; of squashed ones
+                              <id>.blame, whose lines they hold
     sessions/<id>/            the live writes of a session (layerstack.session.upper)
     workspace.json            which workspace, which base, xattr form
     .storage-writer.lock      flock: one process at a time
     drafts/<id>/              work that was not published (layerstack.publish.drafts)
     pins/<version>.json       a version that stays openable (layerstack.history.pins); the folder comes with
-    the first staging/                  scrap: empty at rest, swept at open
+                              the first
+    staging/                  scrap: empty at rest, swept at open
 
 Durability: data is synced before the rename that makes it visible, metadata is renamed in before its layer,
 the layer before the manifest that names it. A crash at any step leaves the old head or the new one, and what
@@ -152,7 +153,7 @@ class Store(Stack):
             origin: who it is for, as a later draft says it: `workspace_session:<id>`.
         Returns:
             An upper whose lease keeps the version's layers until it ends. If the process dies, the next open
-            makes a draft of its work.
+                makes a draft of its work.
         Raises:
             Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more
                 lowers than the kernel mounts.
@@ -232,7 +233,7 @@ class Store(Stack):
             limit: how many bytes of the file `change` gets at most, so that a huge file costs no memory.
         Returns:
             no_op when the bytes are the same. Mode, owner and xattrs of an existing file are kept; missing
-            parents are made.
+                parents are made.
         Raises:
             NotAFile: the path is a directory, a symlink or special, or a parent is not a
                 directory; details.kind says which.
@@ -308,7 +309,7 @@ class Store(Stack):
 
         Returns:
             The head afterwards, one version on, and the blocks; the head as it was and no blocks when there
-            was nothing to fold.
+                was nothing to fold.
         Raises:
             SquashInFlight: one is under way; this one did nothing.
             CommitUnsynced: it is done, and a power cut may still undo it. OSError: the disk refused; the head

@@ -1,8 +1,8 @@
 """A tree with one of everything that a layer must carry, and a look at it by lstat alone. A program of its
 own too, to be run where nothing of ours is:
 
-python menagerie.py make DIRECTORY [root]
-python menagerie.py look DIRECTORY        # prints one JSON object, a line per fact
+    python sample_tree.py make DIRECTORY [root]
+    python sample_tree.py look DIRECTORY        # prints one JSON object, a line per fact
 """
 
 from __future__ import annotations

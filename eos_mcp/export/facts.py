@@ -1,8 +1,8 @@
 """Facts about the entries at paths, in a SQLite file. A file that is kept from export to export is the record
 of a sandbox and a destination.
 
-    <state>/export-records/<sandbox>/<hash of the destination>.sqlite     0600; user_version is its format
-    number
+    <state>/export-records/<sandbox>/<hash of the destination>.sqlite
+                               mode 0600; user_version is its format number
 
 A row says what an export wrote at a path: a file's size, time and digest, a link's digest, a directory, or
 nothing (it was deleted). Rows of `slot` 1 are those of an export that is under way: durable before the

@@ -3,7 +3,7 @@ rename puts it in place.
 
     .eos-export-<...>/tree/      the future destination
     .eos-export-<...>/new/<n>    the bytes of a file that is left out, for a later entry that is another name
-    of it
+                                 of it
 
 Nothing is compared and nothing is rolled back: a kill before the rename leaves a staging directory, which the
 next export removes; a kill after it leaves a complete destination.

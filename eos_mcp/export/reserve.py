@@ -2,7 +2,7 @@
 the record and is overwritten in place.
 
     <state>/exports/<n>.reserve     64 KiB each; renamed to `<random>.record` where the disk has no room for a
-    new file, and back when it is dropped
+                                    new file, and back when it is dropped
 
 So an export to another disk needs no space on the full one. A record in such a file has the same lines,
 followed by zero bytes.

@@ -1,12 +1,11 @@
 """The record of each running export in the gateway's state directory. Only a staging with a record is ever
 taken over.
 
-    <state>/exports/<random>.record     locked with flock(2) for as long as its export lives; two lines of
-    JSON
+    <state>/exports/<random>.record     locked with flock(2) while its export lives; lines of JSON:
         {"format", "kind": dir | archive, "dest", "home", "home_id", "name", "key", "boot"}
-        {"id"}                          the device and the inode of the staging, appended before anything is
-        put into it {"annex", "home_id", "volatile"} then {"annex", "id"}: the same of one on another file
-        system in the destination (`export.annex`)
+        {"id"}                          device and inode of the staging, appended before it gets content
+        {"annex", "home_id", "volatile"}, then
+        {"annex", "id"}                 the same of a staging on another file system (`export.annex`)
 
 A destination's content comes from sandboxes, clones and other people, so nothing that lies there is believed:
 what a crash left is looked for from here, by name, inode and device, and its journal has to carry a code made

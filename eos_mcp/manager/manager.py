@@ -1,8 +1,8 @@
 """The manager: records, their states, and the operations over them. One per gateway, on its event loop; what
 blocks runs in threads.
 
-creating -> ready -> stopping -> stopped, then the record goes;   a container that vanished: failed, which
-only a destroy leaves
+    creating -> ready -> stopping -> stopped, then the record is removed
+    failed      its container vanished; only a destroy ends this state
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Valid names of images, and directories that can be one. A mistake is the caller's, and is found before the
 workspace is copied.
 
-host              this machine's own file system       rootfs:/abs/dir   a directory that holds a root file
-system ubuntu:24.04      anything else is a name that the engine knows
+    host              this machine's own file system
+    rootfs:/abs/dir   a directory that holds a root file system
+    ubuntu:24.04      anything else is a name that the engine knows
 """
 
 from __future__ import annotations

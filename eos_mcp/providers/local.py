@@ -2,7 +2,7 @@
 ordinary user.
 
     <state>/sandboxes/<id>/  agent.json daemon.yml token endpoint.json daemon.log  layer-stack/ workspace/
-    run/
+                             run/
 
 The agent is detached: it outlives the gateway, and a gateway that finds it dead starts it again on the next
 use.

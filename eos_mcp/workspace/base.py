@@ -1,8 +1,9 @@
 """The base: a copy of a workspace, made once per content and shared by every sandbox that starts from it.
 
     <cache>/<root_hash>/base/B000001-base/...     the copy, immutable
-    <cache>/<root_hash>/boot, durable             the boot id of its making; a mark that it survives a power
-    cut <cache>/index/<hash of the workspace's path>  lstat and SHA-256 of each file at the last copy
+    <cache>/<root_hash>/boot                      the boot id of its making
+    <cache>/<root_hash>/durable                   a mark that it survives a power cut
+    <cache>/index/<hash of the workspace's path>  lstat and SHA-256 of each file at the last copy
 
 An unchanged workspace is recognised by its lstat results alone, as git does. A workspace with few changes is
 hard linked from the previous copy, and only the changed files are read. Times, permission bits, symlinks,

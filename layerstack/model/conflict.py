@@ -180,14 +180,13 @@ class Notice(NamedTuple):
     kept            the head's entry, in a directory that ours deleted and made again
     dropped         the head's entry, with a directory that ours deleted
     replaced        an ignored path, or unit, that both sides changed: ours stays; `theirs` is in earlier
-    versions only derived         byte code or a tool's cache that both sides changed: the head's stays;
-    `number` of such paths,
-                    the first is named
+                    versions only
+    derived         byte code or a tool's cache that both sides changed: the head's stays; `number` of such
+                    paths, the first is named
     rename_rename   both sides renamed one entry of the base, `renamed` says to what: the head has both
     split_link      one name of a hard link got a content of its own; `others` have the old one
     built_on        about the whole publication: ours was made on `version`; the head has other content in
-    `unseen`,
-                    inputs of builds
+                    `unseen`, inputs of builds
     rules_refused   a `.gitignore` of the base version is beyond the limits: its paths count as source
     """
 

@@ -2,7 +2,7 @@
 
     drafts/<id>/draft.json    base version and its layers (the lease), origin, reason
     drafts/<id>/layer/        the sealed work, immutable: a session opened from it mounts it as a private
-    layer
+                              layer
 
 `draft.json` is durable before the work is renamed in: a folder without `layer` is the start of a draft whose
 work is still elsewhere.

@@ -65,21 +65,21 @@ class Above(enum.Flag):
 class _Merge:
     """The walk over what ours lists. Each `visit` returns True if the path is in the resulting layer.
 
-    | ours                     | head           | what becomes of it                                                                |
-    |--------------------------|----------------|-----------------------------------------------------------------------------------|
-    | as in the base           | changed        | the head's                                                                        |
-    | changed                  | as in the base | ours, if its directory is still there                                             |
-    | changed                  | the same       | the head's                                                                        |
-    | changed, derived         | changed        | the head's, counted                                                               |
-    | changed, ignored by all  | changed        | merged where it merges, else ours, and a notice names the layer that was replaced |
-    | changed                  | changed        | merged where it merges (`rules.decide`), else a conflict                          |
-    | a directory it made      | a directory    | attributes by the lines above, then what is in it                                 |
-    | a directory it passed    | none           | goes; what ours changed in it is judged by itself: derived goes, source conflicts |
-    | a directory it removed   | changes in it  | each by itself: ignored and derived ones go, source conflicts                     |
+    | ours                    | head           | result                                                      |
+    |-------------------------|----------------|-------------------------------------------------------------|
+    | as in the base          | changed        | the head's                                                  |
+    | changed                 | as in the base | ours, if its directory is still there                       |
+    | changed                 | the same       | the head's                                                  |
+    | changed, derived        | changed        | the head's, counted                                         |
+    | changed, ignored by all | changed        | merged where it merges, else ours; a notice names the layer |
+    | changed                 | changed        | merged where it merges (`decide.decide`), else a conflict   |
+    | a directory it made     | a directory    | attributes by the lines above, then what is in it           |
+    | a directory it passed   | none           | removed; in it by itself: derived goes, source conflicts    |
+    | a directory it removed  | changes in it  | each by itself: derived and ignored go, source conflicts    |
 
     Members of a unit that is one side's as a whole come first: they are that side's (`visit_forced`,
     `place_forced`).
-    """  # noqa: E501
+    """
 
     def __init__(self, meeting: Meeting) -> None:
         trees = self.trees = Trees(meeting)

@@ -3,7 +3,7 @@
 One try at a time makes a draft of the work of one session; a try that fails harms nothing but itself.
 
     sessions/<id>/recovery.json   how often it was tried, and why that failed; durable before each try, gone
-    with the session
+                                  with the session
 
 From the moment the store is open each dead session has a lease on its base, so that no squash and no gc
 removes its layers. The caller decides when and how the work is recovered: `attempt` in this process, or

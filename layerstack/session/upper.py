@@ -1,8 +1,10 @@
 """Writes of one session: a lease on a version, an upperdir with its workdir, pending layers between the two.
 
-sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that names the session in
-a layer or draft sessions/<id>/upper/ work/   the live writes sessions/<id>/private/<n>/   pending layers:
-captured work that could not be published; the highest number on top
+sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that names the
+                             session in a layer or draft
+sessions/<id>/upper/ work/   the live writes
+sessions/<id>/private/<n>/   pending layers: captured work that could not be published; the highest
+                             number on top
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The agent's handle of the zygote, the single-threaded process that forks each session's init.
 
-    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- init, pid 1 of
-    the session
-        \\______________________ one socket per session (ipc/frames.py; init_handle.py) ____________________/
+    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- init
+        \\______________ one socket per session (ipc/frames.py; init_handle.py) ________________/
+
+    init is pid 1 of the session.
 
 The zygote imports all that an init needs, then only forks and reaps. It dies with the agent and the inits die
 with it (PR_SET_PDEATHSIG, and the end of their socket). A session is created on a detached overlay mount.

@@ -1,9 +1,10 @@
 """Access to the agent's HTTP surface: a bearer of the token, or a browser with a cookie that it got for a
 ticket; and from which pages.
 
-sandbox-manager-cli forward_url  ->  .../forward/shared/8000/?eos_ticket=T   good for a minute, for that
-server alone agent                            ->  Set-Cookie, and the same address without T   good for twelve
-hours or until the agent ends
+    sandbox-manager-cli forward_url  ->  .../forward/shared/8000/?eos_ticket=T
+                                         good for a minute, for that server alone
+    agent                            ->  Set-Cookie, and the same address without T
+                                         good for twelve hours or until the agent ends
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`/forward/shared/PORT/REST` and `/forward/isolated=SESSION/PORT/REST`: a request goes on to a server of the
 sandbox, its answer comes back.
 
-    client --- request, Connection: close --- agent --- the same without the prefix, hop-by-hop fields and our
-    token --- server
+    client --- request, Connection: close --- agent --- the same, shortened --- server
+
+The agent removes the prefix, hop-by-hop fields and its own token.
 
 One request for each connection, on both sides. Bodies pass in pieces, both ways at once: a server may answer
 before it has read all. After 101 the connection is a tunnel until both sides have ended theirs; nothing is

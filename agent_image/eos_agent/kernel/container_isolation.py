@@ -1,7 +1,8 @@
 """Isolate containers of one engine from each other: of their shared network, routes keep only the gateway.
 
-    172.17.0.0/16 dev eth0   ->   172.17.0.1 dev eth0, unreachable 172.17.0.0/16;   fd00::/64 and fe80::/64
-    likewise
+    172.17.0.0/16 dev eth0   ->   172.17.0.1 dev eth0, unreachable 172.17.0.0/16
+
+The IPv6 networks fd00::/64 and fe80::/64 likewise.
 
 A container neither answers nor connects to addresses there, whichever side begins. Packets from there (bound
 to the interface by their sender, broadcast, multicast) have no return route, and the kernel drops them for

@@ -1,8 +1,8 @@
 """The network of isolated sessions: a bridge in a network namespace without processes, an isolated port per
 session.
 
-    session's namespace: lo, eth0 10.244.0.N/24 -- veth -- port of the bridge, 10.244.0.1/24: bridge's
-    namespace
+    session's namespace                  bridge's namespace
+    lo, eth0 10.244.0.N/24  -- veth --   port of the bridge, 10.244.0.1/24
 
 The bridge belongs to the zygote, which has only a netlink socket in its namespace: interfaces, addresses and
 rules of the container or the machine are never changed, several agents do not conflict, and the kernel

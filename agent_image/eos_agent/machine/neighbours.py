@@ -1,7 +1,7 @@
 """Directories of other gateways of this machine, which sessions must not see: each gateway registers its own.
 
-    <home>/.local/state/eos/gateways/<name>.json   {"format": 1, "folders": ["/abs/state", "/abs/cache"]},
-    0600
+    <home>/.local/state/eos/gateways/<name>.json   mode 0600
+    {"format": 1, "folders": ["/abs/state", "/abs/cache"]}
 
 The home directory is the one of the user database, not HOME, so that all gateways of a user find each other;
 a gateway of root reads the registers of all users. Of a note only directories count that exist and belong to

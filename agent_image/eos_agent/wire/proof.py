@@ -2,10 +2,10 @@
 secret is ever sent.
 
     gateway   {"_prove": {"format": 1, "sandbox_id": S, "nonce": N}}
-    agent     {"_prove": {"format": 1, "start": B, "nonce": M, "proof": HMAC(K, "agent" S B N M)}}      K =
-    HMAC(secret, "line" S B) gateway   {"_proof": HMAC(K, "gateway" S B N M)}
-    answered only if wrong
+    agent     {"_prove": {"format": 1, "start": B, "nonce": M, "proof": HMAC(K, "agent" S B N M)}}
+    gateway   {"_proof": HMAC(K, "gateway" S B N M)}        answered only if wrong
 
+where K = HMAC(secret, "line" S B).
 B is a random number of each start of the agent, so each start has its own keys; N and M are random numbers
 of each connection, so a proof cannot be replayed on another one. The role in each proof keeps an answer from
 being reflected to its sender. ADR 0039.
