@@ -48,26 +48,24 @@ _RECORD = (
     ResultField("daemon_http", "object|null"),
     ResultField("shared_base", "object|null"),
     ResultField("resource_profile", "object|null"),
-    ResultField(
-        "quota", "object", "where one is configured: bytes, layers, and what of it is enforced", ours=True
-    ),
+    ResultField("quota", "object", "if configured: bytes, layers, and which of them are enforced", ours=True),
     ResultField(
         "warnings",
         "array",
-        "where there are any: what the copy of the workspace left out; 20 at most",
+        "if any: what the copy of the workspace left out; 20 at most",
         ours=True,
     ),
     ResultField(
         "silent_since_unix_ms",
         "integer",
-        "while its agent runs and does not answer (frozen, or overloaded): start_sandbox replaces it",
+        "set while its agent runs but does not answer (frozen or overloaded)",
         ours=True,
     ),
 )
 _READABLE = ResultField(
     "readable",
     "object",
-    "what sessions can read beside the workspace: files, hidden, network, a sentence each",
+    "what sessions can read outside of the workspace: files, hidden, network; one sentence each",
     ours=True,
 )
 _RECORD_EXAMPLE = (
@@ -117,7 +115,7 @@ MANAGER_GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _ALLOW_SENSITIVE = Argument(
     "allow_sensitive",
     "boolean",
-    help="Also a place that holds secrets or what runs by itself: a home, ~/.ssh, /etc.",
+    help="Allow a directory of secrets or startup files: a home, ~/.ssh, /etc.",
     default=False,
     ours=True,
     hidden=True,
@@ -150,7 +148,7 @@ MANAGER: tuple[Operation, ...] = (
                 aliases=("--workspace-root",),
                 value="PATH",
             ),
-            Argument("count", "integer", help="How many, of one base.", default=1, minimum=1),
+            Argument("count", "integer", help="Number of sandboxes.", default=1, minimum=1),
             _ALLOW_SENSITIVE,
         ),
         scope="system",
@@ -254,22 +252,22 @@ MANAGER: tuple[Operation, ...] = (
         examples=("sandbox-manager-cli destroy_sandbox --sandbox-id eos-1",),
         when_to_use=(
             "Confirm the target with inspect_sandbox first.",
-            "The manager stops the agent, removes the sandbox, marks the record stopped and drops it.",
-            "If removal fails the record stays as failed, for a person to recover.",
+            "The manager stops the agent, removes the sandbox, marks its record stopped and deletes it.",
+            "If the removal fails, the record stays, in the state failed, until a person repairs it.",
         ),
         result=(
             *_RECORD,
             ResultField(
                 "discarded",
                 "object",
-                "layers, sessions, drafts that are gone; unpublished: sessions, their paths (100), count, "
+                "deleted layers, sessions, drafts; unpublished: sessions, their paths (100), count, "
                 "bytes; drafts",
                 ours=True,
             ),
         ),
         sets=_MANAGEMENT,
         waits=NO_BUDGET,
-        promise="On success the final record of state stopped, which is no longer listed.",
+        promise="The final record, in the state stopped; it is no longer listed.",
         result_example=_RECORD_EXAMPLE % "stopped",
     ),
     Operation(
@@ -424,10 +422,10 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("format", "string"),
             ResultField("layers_exported", "array"),
             ResultField("files_written", "integer"),
-            ResultField("symlinks_written", "integer", "all of them, also those that were there already"),
-            ResultField("deletes_applied", "integer", "all of them, also where nothing was left to delete"),
+            ResultField("symlinks_written", "integer", "all symlinks, including those already at dest"),
+            ResultField("deletes_applied", "integer", "all deletions, including paths already absent"),
             ResultField("opaque_clears", "integer"),
-            ResultField("skipped_unchanged", "integer", "files that were there already"),
+            ResultField("skipped_unchanged", "integer", "files already at dest with this content"),
             ResultField("whiteouts_emitted", "integer"),
             ResultField("bytes_written", "integer"),
             ResultField("live_workspace_sessions", "array"),
@@ -438,15 +436,15 @@ MANAGER: tuple[Operation, ...] = (
                 "files that lost their setuid or setgid bit, or a capability: path, what; 100 at most",
                 ours=True,
             ),
-            ResultField("stripped_count", "integer", "of all of them", ours=True),
-            ResultField("hygiene_classes", "object", "how many files of each class", ours=True),
+            ResultField("stripped_count", "integer", "number of all stripped files", ours=True),
+            ResultField("hygiene_classes", "object", "number of files of each class", ours=True),
             ResultField(
                 "not_kept",
                 "array",
-                "dir: path and what of it the system refused: owner, group, attributes; 100 at most",
+                "dir: path, and which of owner, group, attributes the system refused; 100 at most",
                 ours=True,
             ),
-            ResultField("not_kept_count", "integer", "of all of them", ours=True),
+            ResultField("not_kept_count", "integer", "number of all such paths", ours=True),
             ResultField(
                 "not_recorded",
                 "string",
@@ -459,7 +457,7 @@ MANAGER: tuple[Operation, ...] = (
                 "dir: directories called .eos-export-* that are not of this gateway; they were not touched",
                 ours=True,
             ),
-            ResultField("ignored_staging_count", "integer", "of all of them", ours=True),
+            ResultField("ignored_staging_count", "integer", "number of all of them", ours=True),
             ResultField(
                 "left_staging",
                 "array",
@@ -468,21 +466,23 @@ MANAGER: tuple[Operation, ...] = (
                 ours=True,
             ),
             ResultField(
-                "dry_run", "boolean", "true: nothing was written, all counts are of what would be", ours=True
+                "dry_run",
+                "boolean",
+                "true: nothing was written; counts are those of an export",
+                ours=True,
             ),
             ResultField(
                 "changes", "array", "dry run: action (write, delete, mode) and path; 200 at most", ours=True
             ),
-            ResultField("change_count", "integer", "dry run: of all changes", ours=True),
+            ResultField("change_count", "integer", "dry run: number of all changes", ours=True),
             ResultField(
                 "edited",
                 "array|null",
-                "dry run, dir: files of dest that would be written over or deleted and are neither as the "
-                "workspace had them nor as an "
-                "export left them; 200 at most; null: the copy of the workspace is not known",
+                "dry run, dir: files of dest that would be overwritten or deleted and match neither the "
+                "copied workspace nor an earlier export; 200 at most; null: the copy is not known",
                 ours=True,
             ),
-            ResultField("edited_count", "integer", "dry run, dir: of all edited files", ours=True),
+            ResultField("edited_count", "integer", "dry run, dir: number of all edited files", ours=True),
             ResultField(
                 "left_out",
                 "object",
@@ -496,28 +496,28 @@ MANAGER: tuple[Operation, ...] = (
                 "it); 200 at most",
                 ours=True,
             ),
-            ResultField("would_conflict_count", "integer", "dry run, dir: of all conflicts", ours=True),
+            ResultField("would_conflict_count", "integer", "dry run, dir: number of conflicts", ours=True),
             ResultField(
                 "kept_back",
                 "array",
                 "on_conflict keep: paths that stay as dest has them; 200 at most",
                 ours=True,
             ),
-            ResultField("kept_back_count", "integer", "of all that were kept back", ours=True),
+            ResultField("kept_back_count", "integer", "number of all paths kept back", ours=True),
             ResultField(
                 "overwritten",
                 "array",
                 "on_conflict overwrite: what was lost, in the form of would_conflict",
                 ours=True,
             ),
-            ResultField("overwritten_count", "integer", "of all that was overwritten", ours=True),
+            ResultField("overwritten_count", "integer", "number of all overwritten paths", ours=True),
             ResultField(
                 "unsafe",
                 "array",
                 "dir: path and why of files that would run by themselves; 100 at most",
                 ours=True,
             ),
-            ResultField("unsafe_count", "integer", "of all unsafe files", ours=True),
+            ResultField("unsafe_count", "integer", "number of all unsafe files", ours=True),
             ResultField("replaces", "boolean", "dry run, archives: there is a file at dest", ours=True),
         ),
         sets=_MANAGEMENT,
@@ -533,9 +533,9 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Start a stopped sandbox again",
-        "Start a sandbox whose container was stopped or whose agent died, and wait until it answers. One "
-        "that runs is left alone. "
-        "Published versions and drafts are as they were; work of sessions that ended with it is in drafts.",
+        "Start a sandbox whose container was stopped or whose agent died, and wait until it answers. A "
+        "running sandbox is not changed. "
+        "Published versions and drafts stay; unpublished work of its former sessions is in drafts.",
         (_SANDBOX,),
         scope="system",
         owner="manager",
@@ -595,10 +595,10 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Remove what no sandbox uses",
-        "List what this gateway's sandboxes left behind and none uses any more: shared volumes of its own "
-        "making, copies of workspaces, runtimes. "
-        "With dry_run=false remove it. The next create_sandbox makes what it needs again.",
-        (Argument("dry_run", "boolean", help="false: remove it.", default=True),),
+        "List items of this gateway that no sandbox uses: shared volumes that it made, copies of "
+        "workspaces, runtimes. With dry_run=false remove them. The next create_sandbox makes again what it "
+        "needs.",
+        (Argument("dry_run", "boolean", help="false: remove them.", default=True),),
         scope="system",
         owner="manager",
         destructive=True,
@@ -613,13 +613,13 @@ MANAGER: tuple[Operation, ...] = (
                 "kind (volume, base, runtime, scrap), name, bytes (null: not known); 1000 at most",
             ),
             ResultField("count", "integer"),
-            ResultField("bytes", "integer", "of those whose size is known"),
+            ResultField("bytes", "integer", "sum of the known sizes"),
             ResultField("warnings", "array", "what could not be examined or removed, and why"),
         ),
         sets=("all",),
         ours=True,
         waits=NO_BUDGET,
-        promise="What any sandbox or another gateway uses stays.",
+        promise="Items that a sandbox or another gateway uses are not removed.",
         result_example='{"dry_run": true, "items": [{"kind": "volume", "name": "eos-shared-base-ab12…", '
         '"bytes": null}], "count": 1, "bytes": 0, "warnings": []}',
     ),

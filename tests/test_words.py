@@ -1,9 +1,7 @@
 """Words: the text of the product keeps the rule of prose in docs/style.md, room by room.
 
 A finding is a phrase of `PHRASES` in a docstring, a comment, a message or a page, or a docstring whose first
-word is in `OPENINGS` or that opens with a question. Rooms that still have findings are listed in
-`TO_REWRITE`. The list only shrinks: a room without a finding must leave it, and a room outside of it must not
-get one. Print the findings of a room:
+word is in `OPENINGS` or that opens with a question. No room has one. Print the findings of a room:
 
     python -m tests.test_words eos_mcp/cli
 """
@@ -47,16 +45,6 @@ OPENINGS = re.compile(
     re.IGNORECASE,
 )
 """First words that hide the subject of a docstring: interrogatives, pronouns, prepositions."""
-TO_REWRITE: dict[str, str] = {
-    "docs/benchmarks.md": "the page is not yet rewritten",
-    "docs/confinement.md": "the page is not yet rewritten",
-    "eos_mcp/export": "the host side is rewritten room by room",
-    "eos_mcp/providers": "the host side is rewritten room by room",
-    "layerstack/session": "layerstack is rewritten level by level",
-}
-"""Rooms and pages that are not yet rewritten, each with the reason, sorted by the room without its package.
-"""
-
 _PHRASE = re.compile(
     "|".join(f"(?P<p{number}>\\b{body})" for number, body in enumerate(PHRASES.values())), re.IGNORECASE
 )
@@ -196,14 +184,9 @@ def findings() -> dict[str, list[Finding]]:
     return out
 
 
-def test_rewritten_rooms_have_no_forbidden_phrase_and_no_docstring_that_hides_its_subject() -> None:
-    found = [str(one) for room, those in findings().items() if room not in TO_REWRITE for one in those]
+def test_no_room_has_a_forbidden_phrase_or_a_docstring_that_hides_its_subject() -> None:
+    found = [str(one) for those in findings().values() for one in those]
     assert not found, f"{len(found)} findings; docs/style.md, Prose, has the rule:\n" + "\n".join(found[:60])
-
-
-def test_a_room_that_is_rewritten_leaves_the_list_of_those_to_rewrite() -> None:
-    clean = [room for room in TO_REWRITE if not findings().get(room)]
-    assert not clean, f"delete these lines of TO_REWRITE in tests/test_words.py: {clean}"
 
 
 @pytest.mark.parametrize(

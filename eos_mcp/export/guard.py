@@ -35,15 +35,13 @@ from layerstack.export import pax
 from layerstack.model.run_table import RunRow
 
 UNRECORDED = (
-    "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next "
-    "export to this destination may "
-    "take it for somebody's edit and ask; free space there"
+    "the disk of the gateway's state directory is full: the record of the paths that this export wrote was "
+    "not saved, and the next export to this destination may report them as conflicts; free space there"
 )
 DROPPED = (
-    "the record of what exports wrote to this destination holds {most:,} paths: {count:,} that earlier "
-    "exports wrote and this one does not name "
-    "are in it no longer; the next export to this destination may take them for edits made there and ask, "
-    "and takes none of them away"
+    "the record of the paths that exports wrote to this destination is limited to {most:,}: {count:,} of "
+    "earlier exports were deleted from it; the next export to this destination may report these paths as "
+    "conflicts, and removes none of them"
 )
 
 _OTHERS = 0o077

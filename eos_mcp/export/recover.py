@@ -88,14 +88,13 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
         if error.errno == errno.ENODEV:
             where = os.path.join(said.dest, os.fsdecode(error.filename))
             message = (
-                f"export: an earlier export to {said.dest} was interrupted, and {where} was a file "
-                f"system of its own that is not there now"
+                f"export: an earlier export to {said.dest} was interrupted while a file system was mounted "
+                f"at {where}, which is not mounted now"
             )
             details["hint"] = (
-                f"mount it at {where} again and repeat the call; other directories and archives can be "
-                f"exported to meanwhile. If it is gone for "
-                f"good, move {voucher.path} to another directory: {details['staging']} then stays, and has "
-                f"in undo what that export had replaced"
+                f"mount it at {where} again and repeat the call; exports to other destinations work. If the "
+                f"file system is lost, move {voucher.path} to another directory: {details['staging']} is "
+                f"then kept, with the files that the export replaced in its directory undo"
             )
         raise OperationError(OPERATION_FAILED, message, details, reason="rollback_failed") from error
     finally:

@@ -407,7 +407,7 @@ class ExportStream:
             if parent != above:
                 if parent and self._letter(parent) != b"d":
                     raise refused(
-                        f"entry {shown(path)} lies in no directory of the stream",
+                        f"entry {shown(path)}: its directory is not in the stream",
                         "bad_entry",
                         path=shown(path),
                     )
@@ -417,7 +417,9 @@ class ExportStream:
                 continue
             if mode & SPECIAL_BITS or size >= FILE_MAX:
                 raise refused(
-                    f"file {shown(path)} is none that may come in a run", "bad_entry", path=shown(path)
+                    f"file {shown(path)} is too large for a run, or setuid, setgid or sticky",
+                    "bad_entry",
+                    path=shown(path),
                 )
             if hashlib.sha256(data[at : at + size]).hexdigest().encode() != digest:
                 raise refused(
@@ -434,14 +436,14 @@ class ExportStream:
         self._told_count += 1
         if self._told_count > (cap := self._limits.max_apply_entries):
             raise refused(
-                f"entry-count cap exceeded: the sandbox tells of more than {cap} entries of its base",
+                f"entry-count cap exceeded: the sandbox sent more than {cap} entries of its base",
                 "entry_cap",
                 limit=cap,
             )
         _check_name(header.path, "entry")
         if self.told is None or self.count:
             raise refused(
-                f"entry {shown(header.path)} tells of the base, which nobody asked for",
+                f"entry {shown(header.path)} describes the base, which this export did not request",
                 "bad_entry",
                 path=shown(header.path),
             )
@@ -472,13 +474,13 @@ class ExportStream:
         parent = path.rpartition(b"/")[0]
         if parent and self._letter(parent) != b"d":
             raise refused(
-                f"entry {shown(path)} lies in no directory of the stream", "bad_entry", path=shown(path)
+                f"entry {shown(path)}: its directory is not in the stream", "bad_entry", path=shown(path)
             )
         if header.type == pax.HARD_LINK:
             _check_name(header.target, f"hard link {shown(path)} to")
             if self._letter(header.target) != b"f":
                 raise refused(
-                    f"hard link {shown(path)} to {shown(header.target)}, which is no earlier file of "
+                    f"hard link {shown(path)} to {shown(header.target)}, which is not an earlier file of "
                     f"the stream",
                     "bad_entry",
                     path=shown(path),

@@ -40,7 +40,7 @@ def check_reference(image: str) -> None:
     ):
         return
     raise bad_image(
-        image, "it is no image reference, as in ubuntu:24.04 or registry.example/team/app@sha256:…"
+        image, "not an image reference such as ubuntu:24.04 or registry.example/team/app@sha256:…"
     )
 
 

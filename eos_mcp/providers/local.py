@@ -378,7 +378,9 @@ class LocalProvider:
             or not stat.S_ISDIR(owner.st_mode)
             or owner.st_mode & private_dirs.MAY_WRITE
         ):
-            raise OSError(17, "exists and belongs to somebody else, or can be written by others", short)
+            raise OSError(
+                17, "exists and belongs to another user, is writable for others, or is not a directory", short
+            )
         return f"{short}/runtime.sock"
 
     def _start(self, sandbox_id: str, bundle: build.Bundle) -> Listens:

@@ -44,9 +44,9 @@ except OSError as error:
 
 ROOTFS = """
 from eos_agent.init import mounts
-told = json.loads(sys.argv[1])
+plan = json.loads(sys.argv[1])
 try:
-    mounts.prepare(told["workspace"], [], told["hidden"], local=True, rootfs=told["rootfs"])
+    mounts.prepare(plan["workspace"], [], plan["hidden"], local=True, rootfs=plan["rootfs"])
 except mounts.SetupFailed as failed:
     print(json.dumps({"step": failed.step, "errno": errno.errorcode.get(failed.errno or 0, str(failed.errno)), "message": failed.message}))
 """  # noqa: E501
@@ -141,8 +141,8 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
 
 def rootfs_problem(rootfs: str, hidden: Sequence[str], python: Sequence[str]) -> Problem | None:
     """Try to make `rootfs` the root of a session; None when that works."""
-    told = {"rootfs": rootfs, "hidden": list(hidden), "workspace": "/workspace"}
-    done = _run(python, IN_NAMESPACE + ROOTFS, json.dumps(told))
+    plan = {"rootfs": rootfs, "hidden": list(hidden), "workspace": "/workspace"}
+    done = _run(python, IN_NAMESPACE + ROOTFS, json.dumps(plan))
     if done.returncode != 0:
         return Problem(
             "probe_failed",

@@ -180,7 +180,7 @@ def ask_ready(target: AgentAddress, *, timeout_s: float = 5.0) -> str | None:
     try:
         return str(reply["error"]["message"]) if "error" in reply else None
     except (TypeError, KeyError):
-        return "the answer is no reply"
+        return "the answer has neither a result nor a readable error"
 
 
 def _connect(target: AgentAddress, timeout_s: float) -> socket.socket:

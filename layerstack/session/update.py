@@ -41,7 +41,7 @@ def update_file(
     stack.check_open()
     check(path)
     if path == "":
-        raise InvalidPath("the root is no file", details={"path": path})
+        raise InvalidPath("the path is the workspace root, not a file", details={"path": path})
     author = Author(owner, request_id, agent)
     for _ in range(ROUNDS):
         try:

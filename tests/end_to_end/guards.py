@@ -101,7 +101,7 @@ ROWS: dict[str, Guard] = {
         why="what a command takes costs a command first, then its session, and the agent last of all",
     ),
     "another session runs a command afterwards": _row(SHARE, "works"),
-    "what the person changed meanwhile": _row(EXPORT, "export_conflict"),
+    "a file that the person changed": _row(EXPORT, "export_conflict"),
     "a git hook": _row(
         EXPORT,
         "left out",
@@ -459,7 +459,7 @@ async def _exports(host: Host, one: str, folder: str) -> dict[str, str]:
                 out.write(text)
         return dest
 
-    await refused("what the person changed meanwhile", dest=place("changed", **{"a.txt": "the person's own"}))
+    await refused("a file that the person changed", dest=place("changed", **{"a.txt": "the person's own"}))
     await refused(
         "a destination outside a server's roots",
         dest=f"{folder}/elsewhere",

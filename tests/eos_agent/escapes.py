@@ -301,7 +301,7 @@ ESCAPES: dict[str, Row] = {
     "read ~/.ssh": Row(reading("{home}/.ssh/id"), HIDDEN, REAL),
     "read ~/.netrc": Row(opening("{home}/.netrc", os.O_RDWR), HIDDEN, REAL),
     "read ~/.git-credentials": Row(reading("{home}/.git-credentials"), HIDDEN, REAL),
-    "read ~/.claude.json, which was replaced meanwhile": Row(reading("{home}/.claude.json"), HIDDEN, REAL),
+    "read ~/.claude.json after its replacement": Row(reading("{home}/.claude.json"), HIDDEN, REAL),
     "read ~/.config/gh/hosts.yml": Row(reading("{home}/.config/gh/hosts.yml"), HIDDEN, REAL),
     "read ~/.ssh by a second mount of the home": Row(reading("{again_key}"), HIDDEN, kinds=LOCAL),
     "list the engine's data": Row(listing("/var/lib/docker"), HIDDEN, REAL),

@@ -131,4 +131,4 @@ PATH_B64 = Argument(
     ours=True,
     hidden=True,
 )
-CURSOR = Argument("cursor", "string", help="The answer's next, to go on.", value="CURSOR")
+CURSOR = Argument("cursor", "string", help="The previous answer's next.", value="CURSOR")

@@ -113,7 +113,7 @@ _COMMAND_RESULT = (
     ResultField("wall_time_seconds", "number"),
     ResultField("command_total_time_seconds", "number"),
     ResultField("start_offset", "integer", "first line in output"),
-    ResultField("end_offset", "integer", "one past the last line in output; go on here"),
+    ResultField("end_offset", "integer", "one past the last line in output; continue here"),
     ResultField("total_lines", "integer"),
     ResultField("original_token_count", "integer"),
     ResultField("output", "string", "stdout and stderr as the terminal had them"),
@@ -131,7 +131,7 @@ _COMMAND_RESULT = (
         ours=True,
     ),
     ResultField("publish_rejection", "object", "every conflict with base, ours, theirs and hunks", ours=True),
-    ResultField("draft_id", "string", "where refused work is kept", ours=True),
+    ResultField("draft_id", "string", "draft that holds the rejected work", ours=True),
     ResultField("hint", "string", ours=True),
     ResultField(
         "discarded",
@@ -191,7 +191,7 @@ RUNTIME: tuple[Operation, ...] = (
         "Run a shell command",
         "Run a shell command in the workspace. Without workspace_session_id its changes are published as "
         "one layer when it ends; with one they stay private. "
-        "Answers within yield_time_ms; status running: go on with its command_session_id. "
+        "Answers within yield_time_ms; status running: continue with its command_session_id. "
         "publish_rejected: your work is in draft_id; redo it on the head; the draft may stay.",
         (
             Argument(
@@ -289,7 +289,7 @@ RUNTIME: tuple[Operation, ...] = (
         "command",
         "Read a command's output by line",
         "Read output of a running or ended command from any line, without waiting. "
-        "Go on at end_offset until it equals total_lines. The newest 512 ended commands are kept.",
+        "Continue at end_offset until it equals total_lines. The newest 512 ended commands are kept.",
         (
             _COMMAND_ID,
             Argument("start_offset", "integer", help="First line, from 0.", default=0, minimum=0),
@@ -318,7 +318,7 @@ RUNTIME: tuple[Operation, ...] = (
         "Open a private session",
         "Open a private writable view of the newest version that lasts until it is published or destroyed, "
         "for work of several calls. "
-        "Pass its workspace_session_id to commands and file operations. Later publishes are not seen in it.",
+        "Pass its workspace_session_id to commands and file operations. It does not show later publications.",
         (
             Argument(
                 "network_profile",
@@ -607,7 +607,10 @@ RUNTIME: tuple[Operation, ...] = (
         (
             SESSION._replace(help="Only commands of this session."),
             Argument(
-                "after", "string", help="Go on after this command_session_id (the answer's next).", value="ID"
+                "after",
+                "string",
+                help="Continue after this command_session_id (an answer's next).",
+                value="ID",
             ),
             Argument("limit", "integer", help="Most entries.", minimum=1, maximum=1000),
         ),
@@ -658,8 +661,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "End a command's input",
-        "Tell a running command that its input is over (end of file), for programs that read until then, "
-        "such as cat or sort.",
+        "Close the stdin of a running command, for programs that read to end of file, such as cat or sort.",
         (_COMMAND_ID,),
         related=("write_command_stdin",),
         examples=(
@@ -769,7 +771,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument(
                 "against",
                 "string",
-                help="base: what it did; head: what differs now.",
+                help="base: its changes; head: what differs now.",
                 default="base",
                 choices=("base", "head"),
             ),
@@ -832,7 +834,11 @@ RUNTIME: tuple[Operation, ...] = (
         "merged into a later one are not listed.",
         (
             Argument(
-                "after", "integer", help="Go on below this version (the answer's next).", minimum=1, value="N"
+                "after",
+                "integer",
+                help="Continue below this version (an answer's next).",
+                minimum=1,
+                value="N",
             ),
             Argument("limit", "integer", help="Most entries.", default=100, minimum=1, maximum=1000),
         ),

@@ -34,7 +34,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         "file",
         "Read a file",
         "Read lines of a text file: of the published head, or of a session's private view. At most 2000 "
-        "lines and 256 KiB; go on at next_offset. "
+        "lines and 256 KiB; continue at next_offset. "
         "With encoding base64 offset and limit count bytes of any file. Symlinks are refused.",
         (
             PATH,
@@ -234,7 +234,7 @@ MORE_FILES: tuple[Operation, ...] = (
         "Search file contents",
         "Find lines that contain a text, or match a Python regex, with path and line number. .git, binary "
         "files and what .gitignore excludes are "
-        "skipped, unless path is inside. Go on with next.",
+        "skipped, unless path is inside. Continue with next.",
         (
             Argument("pattern", "string", required=True, help="Text to find in one line.", value="TEXT"),
             Argument("regex", "boolean", help="pattern is a regex.", default=False),
