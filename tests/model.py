@@ -169,7 +169,7 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
             del out[path]
             dropped.add(path)
         elif path in from_ours and loose and all(a not in flat for a in gone):
-            out.update({a: ours[a] for a in gone})
+            out.update({a: ours[a] for a in ancestors(path) if a not in out})  # derived ones too
         elif path not in from_ours and loose:
             del out[path]
             dropped.add(path)
@@ -185,6 +185,9 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
         path: wrong for path, wrong in conflicts.items() if not any(path in unit.members for unit in torn)
     }
     conflicts.update({unit.root: "unit" for unit in torn})
+    if not conflicts:
+        lost = [path for path in out if any(a not in out or not out[a].is_dir for a in ancestors(path))]
+        assert not lost, f"the model's own tree has no directory for {lost}"
     return Verdict(topmost(conflicts), head if conflicts else out, frozenset(dropped))
 
 

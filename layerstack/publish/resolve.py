@@ -273,6 +273,7 @@ class _Merge:
         if self.trees.last_writer_wins(path, o, h):
             if gone:
                 self.is_unreachable(path)
+                self.visit_children(path, above)  # derived files stay removed with the head's directory
             elif h is not None:
                 self.replaced.append(path)
         elif gone and b is None:
@@ -304,7 +305,7 @@ class _Merge:
                 self.decided(path, b, o, h)
         inner = (
             above & ~Above.GONE
-            | (Above.NOTHING if ours_stays else Above.GONE)
+            | (above & Above.GONE if ours_stays else Above.GONE)
             | (Above.HIDES if rec.opaque else Above.NOTHING)
         )
         if self.visit_children(path, inner) or ours_stays:

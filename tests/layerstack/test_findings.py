@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Generator
 
@@ -16,10 +17,13 @@ from layerstack.tree import scanned
 from tests import in_namespace
 from tests.layerstack.memory_and_disk import disagreement
 from tests.layerstack.state_machine import REFUSED, Session, StackMatchesModel
-from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import FORM_PARAMS, Stack, get, on_a_stack, put
 from tests.layerstack.test_crash import tapped
 from tests.tree_edits import Op
 from tests.trees import DIRECTORY, FILE, Entry, Tree
+
+COMPARED, UNCHECKED = b"\0\0\r\n" + bytes(4) + b"code", b"\0\0\r\n\1" + bytes(3) + b"code"
+"""Byte code by its header: compared with its source by time, or with nothing (PEP 552)."""
 
 
 def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel], None]) -> Counter[str]:
@@ -222,3 +226,46 @@ def test_a_file_that_was_only_touched_is_a_directory_where_the_head_made_it_one(
         assert machine.sessions == [three], "a change of the file is one conflict"
 
     assert history("trusted", short_dir, small_tree(), act)["rejected"] == 1
+
+
+@pytest.mark.needs("overlay")
+@pytest.mark.parametrize("form", FORM_PARAMS)
+def test_ignored_work_comes_back_with_its_directories_and_without_what_is_derived(
+    short_dir: str, form: str
+) -> None:
+    """The head has removed an ignored directory in which ours made and changed others. A directory of byte
+    code is derived, but not what is unchecked in it.
+    """
+    os.chmod(short_dir, 0o777)
+
+    def act(machine: StackMatchesModel) -> None:
+        one, two = machine.add_session(), machine.add_session()
+        shutil.rmtree(f"{one.mount}/ig")
+        for folder in ("ig/__pycache__", "ig/n/__pycache__"):
+            os.makedirs(f"{two.mount}/{folder}")
+        put(f"{two.mount}/ig/__pycache__/u.pyc", UNCHECKED)
+        put(f"{two.mount}/ig/__pycache__/c.pyc", COMPARED)
+        put(f"{two.mount}/ig/n/__pycache__/c.pyc", COMPARED)
+        put(f"{two.mount}/ig/n/x", "x\n")
+        os.chmod(f"{two.mount}/ig/m", 0o700)
+        put(f"{two.mount}/ig/m/c.tsbuildinfo", "made\n")
+        publish_all(machine, one, two)
+        assert {path for path in machine.model.tree() if path.startswith("ig")} == {
+            "ig",
+            "ig/__pycache__",
+            "ig/__pycache__/u.pyc",
+            "ig/m",
+            "ig/n",
+            "ig/n/x",
+        }
+
+    owner = (os.geteuid(), os.getegid())
+    tree = {
+        **small_tree(),
+        ".gitignore": Entry(FILE, (0o644, *owner), b"ig/\n"),
+        "ig": Entry(DIRECTORY, (0o755, *owner)),
+        "ig/b": Entry(FILE, (0o644, *owner), b"b\n"),
+        "ig/m": Entry(DIRECTORY, (0o755, *owner)),
+    }
+    seen = history(form, short_dir, tree, act)
+    assert seen["published on a moved head"] == 1
