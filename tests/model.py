@@ -119,8 +119,7 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
         shown, h = ours.get(path) or base.get(path), head.get(path)
         return (
             path != ""
-            and shown is not None
-            and ignored(path, shown.is_dir)
+            and ignored(path, shown is not None and shown.is_dir)
             and (h is None or ignored(path, h.is_dir))
         )
 

@@ -57,6 +57,12 @@ def small_tree() -> Tree:
     }
 
 
+def ignored_folders(*names: str) -> Tree:
+    """An ignored directory `ig` with empty directories in it."""
+    folder, file = small_tree()["d"], small_tree()["d/f"]
+    return {".gitignore": file._replace(body=b"ig/\n"), "ig": folder, **{f"ig/{n}": folder for n in names}}
+
+
 def publish_all(machine: StackMatchesModel, *sessions: Session) -> None:
     for session in sessions:
         machine.finish(session, previewed=True, to_draft=False)
@@ -259,13 +265,28 @@ def test_ignored_work_comes_back_with_its_directories_and_without_what_is_derive
             "ig/n/x",
         }
 
-    owner = (os.geteuid(), os.getegid())
-    tree = {
-        **small_tree(),
-        ".gitignore": Entry(FILE, (0o644, *owner), b"ig/\n"),
-        "ig": Entry(DIRECTORY, (0o755, *owner)),
-        "ig/b": Entry(FILE, (0o644, *owner), b"b\n"),
-        "ig/m": Entry(DIRECTORY, (0o755, *owner)),
-    }
+    tree = {**small_tree(), **ignored_folders("m"), "ig/b": small_tree()["d/f"]}
     seen = history(form, short_dir, tree, act)
+    assert seen["published on a moved head"] == 1
+
+
+@pytest.mark.needs("overlay")
+@pytest.mark.parametrize("form", FORM_PARAMS)
+def test_an_ignored_database_is_the_last_writers_without_the_members_that_the_head_alone_has(
+    short_dir: str, form: str
+) -> None:
+    os.chmod(short_dir, 0o777)
+
+    def act(machine: StackMatchesModel) -> None:
+        one, two = machine.add_session(), machine.add_session()
+        for folder in ("n", "m"):
+            for end in ("", "-wal"):
+                put(f"{one.mount}/ig/{folder}/u.db{end}", b"SQLite format 3\0 one")
+        put(f"{two.mount}/ig/n/u.db", b"SQLite format 3\0 two")
+        put(f"{two.mount}/ig/m/u.db-wal", b"two")
+        publish_all(machine, one, two)
+        found = {path: entry.body for path, entry in machine.model.tree().items() if "u.db" in path}
+        assert found == {"ig/n/u.db": b"SQLite format 3\0 two", "ig/m/u.db-wal": b"two"}
+
+    seen = history(form, short_dir, {**small_tree(), **ignored_folders("n", "m")}, act)
     assert seen["published on a moved head"] == 1
