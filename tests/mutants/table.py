@@ -66,8 +66,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s9",
         "layerstack/publish/resolve.py",
-        "if now.meta == h.meta and now.xattrs == h.xattrs:  # nothing",
-        "if now.meta == h.meta:  # nothing",
+        "            now.meta == h.meta and now.xattrs == h.xattrs\n",
+        "            now.meta == h.meta\n",
         "xattrs that ours gave a directory are dropped when nothing else of ours is left in it",
         (STORM,),
         soak=True,
@@ -168,8 +168,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e3",
         "layerstack/publish/publish.py",
-        " or meet(own, newer, stack.rules.units):",
-        ":",
+        "                    or meet(own, newer, stack.rules.units)\n",
+        "",
         "a unit that another publication met between plan and commit is not looked at again",
         (STORM,),
         soak=True,
@@ -240,8 +240,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e11",
         "layerstack/tree/derived.py",
-        "(self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there))",
-        "self.is_tagged(at)",
+        "self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there)\n",
+        "self.is_tagged(at)\n",
         "sources beside a CACHEDIR.TAG give way to the head's",
         ("tests/layerstack/test_ignored_and_derived.py",),
     ),
