@@ -5,7 +5,7 @@ extension modules, a trimmed standard library, and our packages. It uses no abso
 directory:
 
     ld.so  bin/python3  bin/sandbox-daemon  lib/*.so*  lib/pythonX.Y/
-    lib/pythonX.Y has the standard library, lib-dynload, eos_agent and layerstack
+    lib/pythonX.Y has the standard library, lib-dynload, eos_agent, layerstack and h11 (ADR 0066)
 
 The same inputs give the same bytes; the SHA-256 of the tree is its name. On a host that is not Linux, or has
 another architecture than the engine, `agent_image/Dockerfile` runs this file inside an image.
@@ -33,7 +33,9 @@ from eos_agent.machine import private_dirs
 
 FORMAT = 1
 PRELOAD_OF_GLIBC, PRELOAD_OF_OURS = b"/etc/ld.so.preload\0", b"/eos/ld.so.preload"
-PACKAGES = ("eos_agent", "layerstack")
+PACKAGES = ("eos_agent", "layerstack", "h11")
+H11_LICENCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "h11.LICENSE.txt")
+"""The notice that each copy of h11 has to carry."""
 MOUNTED_AT = "/eos/bundle"
 PROGRAMS = ("ld.so", "bin/python3", "bin/sandbox-daemon")
 STEADY_TIME = 1_577_836_800
@@ -255,6 +257,7 @@ def make(out: str) -> list[list[Any]]:
     _strip(out)
     for package in PACKAGES:
         _copy_package(package, target)
+    shutil.copyfile(H11_LICENCE, os.path.join(target, "h11", "LICENSE.txt"))
     _make_init(os.path.join(target, "eos_agent", "init"))
     with open(os.path.join(out, "bin", "sandbox-daemon"), "w", encoding="utf-8") as script:
         script.write(DAEMON_SCRIPT)
@@ -345,7 +348,7 @@ def build_context() -> Iterator[bytes]:
 
     def add(tar: tarfile.TarFile) -> Generator[None]:
         tar.add(os.path.join(here, "Dockerfile"), "Dockerfile", filter=_anonymous)
-        for name in ("__init__.py", "build.py", "native_init.py"):
+        for name in ("__init__.py", "build.py", "native_init.py", os.path.basename(H11_LICENCE)):
             tar.add(os.path.join(here, name), f"context/agent_image/{name}", filter=_anonymous)
         for package in PACKAGES:
             root = _package_root(package)
@@ -372,12 +375,12 @@ def _interpreter() -> str:
 
 
 def _input_key() -> str:
-    """A key of the inputs of a bundle: interpreter, our packages, this file. Libraries are in the record
+    """A key of the inputs of a bundle: interpreter, packages, this file. Libraries are in the record
     instead."""
     digest = hashlib.sha256(
         f"{FORMAT} {sys.version} {shutil.which('strip') is not None} {_stat_of(_interpreter())}\n".encode()
     )
-    for source in (__file__, native_init.__file__):
+    for source in (__file__, native_init.__file__, H11_LICENCE):
         with open(os.path.abspath(source), "rb") as file:
             digest.update(file.read())
     digest.update(f"{native_init.key(_init_source())} {_init_made()}\n".encode())
@@ -418,7 +421,7 @@ def _stat_of(path: str) -> list[Any]:
 def _package_root(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise BuildError(f"the package {package} is not installed beside agent_image")
+        raise BuildError(f"the package {package} is not installed in this Python, {sys.executable}")
     return os.path.dirname(os.path.abspath(spec.origin))
 
 

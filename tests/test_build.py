@@ -17,7 +17,7 @@ from agent_image import build, native_init
 
 IMPORTS = (
     "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.kernel.syscalls, "
-    "layerstack.store, eos_agent.__main__, sys"
+    "layerstack.store, eos_agent.__main__, eos_agent.http.peer, sys"
 )
 
 
@@ -44,6 +44,15 @@ def test_a_rebuild_from_nothing_gives_the_same_bytes(bundle: build.Bundle, tmp_p
 
 def test_the_name_of_the_tree_is_its_hash(bundle: build.Bundle) -> None:
     assert os.path.basename(bundle.path) == bundle.sha == build.tree_hash(bundle.path)
+
+
+def test_the_bundle_has_h11_with_its_licence_and_nothing_of_the_distribution(bundle: build.Bundle) -> None:
+    folder, lib = [], os.path.join(bundle.path, "lib")
+    for where, _, names in os.walk(lib):
+        folder += [(where, name) for name in names if os.path.basename(where) == "h11"]
+    assert "LICENSE.txt" in [name for _, name in folder]
+    assert {os.path.splitext(name)[1] for _, name in folder} == {".py", ".txt"}
+    assert not [name for name in os.listdir(os.path.dirname(folder[0][0])) if name.endswith("-info")]
 
 
 def test_a_second_build_makes_nothing(bundle: build.Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

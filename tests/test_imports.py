@@ -148,15 +148,14 @@ def test_layerstack_imports_the_standard_library_only() -> None:
     assert not bad, wrong(bad)
 
 
-def test_the_agent_imports_the_standard_library_and_layerstack_only() -> None:
-    bad = [
-        i
-        for module, found in all_imports().items()
-        if top(module) == "eos_agent"
-        for i in found
-        if top(i.target) not in {*sys.stdlib_module_names, "eos_agent", "layerstack"}
-    ]
+def test_the_agent_imports_the_standard_library_layerstack_and_h11_for_http_only() -> None:
+    allowed = {*sys.stdlib_module_names, "eos_agent", "layerstack"}
+    found = [i for module, all_of in all_imports().items() if top(module) == "eos_agent" for i in all_of]
+    bad = [i for i in found if top(i.target) not in allowed]
+    bad = [i for i in bad if (i.module, i.target) != ("eos_agent.http.peer", "h11")]
     assert not bad, wrong(bad)
+    early = [i for i in found if i.target == "eos_agent.http.peer" and not i.late]
+    assert not early, f"h11 would be loaded with the agent:\n{wrong(early)}"
 
 
 def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_distributions() -> None:

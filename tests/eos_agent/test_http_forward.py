@@ -15,12 +15,12 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+import h11
 import pytest
 
-from eos_agent.http import exchange, http_server
+from eos_agent.http import exchange, http_server, peer
 from eos_agent.http.answer import HttpRefusal
-from eos_agent.http.exchange import Wire
-from eos_agent.http.message import BadMessage, parse_request, parse_response
+from eos_agent.http.message import BadMessage
 from eos_agent.http.proxy import ProxyTarget, parse_route
 from tests.eos_agent.agent_process import TOKEN, Agent
 from tests.eos_agent.bridge import wait_until_empty
@@ -141,6 +141,8 @@ SMUGGLING = {
     "an empty name": [": 1"],
     "no colon": ["Transfer-Encoding"],
     "two hosts": ["Host: localhost"],
+    "a length of nineteen digits": ["Content-Length: 1000000000000000000"],
+    "a control character": ["X: \x01"],
 }
 
 
@@ -173,6 +175,8 @@ def test_what_two_readers_could_take_for_two_things_reaches_no_server(
         "GET /x HTTP/1.1\r\n\r\n",  # no Host
         "GET http://127.0.0.1/x HTTP/1.1\r\nHost: a\r\n\r\n",
         "CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: a\r\n\r\n",
+        "CONNECT /x HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /x HTTP/1.2\r\nHost: a\r\n\r\n",
         "GET /x HTTP/2.0\r\nHost: a\r\n\r\n",
         "GET  /x HTTP/1.1\r\nHost: a\r\n\r\n",
         "GET /x\ty HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -183,7 +187,7 @@ def test_what_two_readers_could_take_for_two_things_reaches_no_server(
 )
 def test_a_head_that_is_none_is_refused(raw: str) -> None:
     with pytest.raises(BadMessage):
-        _ = parse_request(raw.encode("latin-1")).body
+        _ = peer.parse_request(h11.Connection(h11.SERVER), raw.encode("latin-1")).body
 
 
 @pytest.mark.parametrize(
@@ -191,6 +195,7 @@ def test_a_head_that_is_none_is_refused(raw: str) -> None:
     [
         "HTTP/1.1 99 X\r\n\r\n",
         "HTTP/2 200\r\n\r\n",
+        "HTTP/2.0 200 OK\r\n\r\n",
         "hello\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -198,11 +203,39 @@ def test_a_head_that_is_none_is_refused(raw: str) -> None:
     ],
 )
 def test_an_answer_that_is_none_is_refused(raw: str) -> None:
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     with pytest.raises(BadMessage):
-        parse_response(raw.encode("latin-1")).body("GET")
+        peer.parse_response(connection, raw.encode("latin-1")).body("GET")
+
+
+def test_an_error_text_does_not_quote_the_line_that_was_refused(short_dir: str) -> None:
+    async def case() -> bytes:
+        async with web(short_dir) as (_, port):
+            return await ask(port, request("/health", f"X-Eos-Token : {TOKEN}"))
+
+    shown = asyncio.run(case())
+    assert (status(shown), reason(shown)) == (400, "bad_request") and TOKEN.encode() not in shown
 
 
 # What goes over
+
+
+def test_bytes_of_a_path_that_are_not_ascii_are_escaped_and_fields_keep_theirs(short_dir: str) -> None:
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(HELLO)
+
+    async def case() -> bytes:
+        async with web(short_dir) as (_, port), server(serve) as behind:
+            cookie = "Cookie: a=1; eos-0123456789ab=x;"
+            return await ask(port, request(f"/forward/shared/{behind}/ü?ö=%C3%A4", "x-LAND: Köln", cookie))
+
+    assert status(asyncio.run(case())) == 200
+    assert heard[0].startswith(b"GET /%C3%BC?%C3%B6=%C3%A4 HTTP/1.1\r\n")
+    assert "\r\nx-LAND: Köln\r\nCookie: a=1\r\n".encode() in heard[0]
 
 
 def test_the_prefix_goes_the_query_stays_and_only_end_to_end_fields_pass_in_both_directions(
@@ -542,6 +575,27 @@ def test_after_101_bytes_pass_both_ways_and_each_side_ends_its_own(short_dir: st
     assert asyncio.run(case()) == b"early SENT EARLY PING" + b" last words" * 2000
 
 
+@pytest.mark.parametrize("framing", ["Content-Length: 4", "Transfer-Encoding: chunked"])
+def test_what_a_client_sends_behind_the_body_of_an_upgrade_goes_into_the_tunnel(
+    short_dir: str, framing: str
+) -> None:
+    body = b"body" if "Length" in framing else b"4\r\nbody\r\n0\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len(body)) == body
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+        writer.write((await reader.read()).upper())
+
+    async def case() -> bytes:
+        async with web(short_dir) as (_, port), server(serve) as behind:
+            fields = ("Connection: Upgrade", "Upgrade: x", framing)
+            head = request(f"/forward/shared/{behind}/", *fields, method="POST")
+            return await ask(port, head + body + b"early", end=True)
+
+    assert asyncio.run(case()).endswith(b"\r\n\r\nEARLY")
+
+
 def test_a_tunnel_is_over_when_the_server_is_gone_and_the_client_says_nothing(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,16 +608,19 @@ def test_a_tunnel_is_over_when_the_server_is_gone_and_the_client_says_nothing(
             writer.write_eof()
             await reader.read()
 
-        incoming: asyncio.Queue[Wire] = asyncio.Queue()
+        incoming: asyncio.Queue[peer.HttpPeer] = asyncio.Queue()
         front = await asyncio.start_server(
-            lambda reader, writer: incoming.put_nowait(Wire(reader, writer)), "127.0.0.1", 0
+            lambda reader, writer: incoming.put_nowait(peer.client(reader, writer)), "127.0.0.1", 0
         )
         async with asyncio.timeout(60), server(serve) as behind:
             reader, writer = await asyncio.open_connection("127.0.0.1", front.sockets[0].getsockname()[1])
             writer.write(request("/", "Connection: Upgrade", "Upgrade: x"))
-            client, beyond = await incoming.get(), Wire(*await asyncio.open_connection("127.0.0.1", behind))
-            head = parse_request(await client.reader.readuntil(b"\r\n\r\n"))
-            run = asyncio.create_task(exchange.Exchange(head, client, beyond, 60).run("/", []))
+            client, beyond = (
+                await incoming.get(),
+                peer.server(*await asyncio.open_connection("127.0.0.1", behind)),
+            )
+            head = await client.request()
+            run = asyncio.create_task(exchange.Exchange(head, client, beyond, 60).run("/", [("Host", "a")]))
             found = await reader.read()
             assert not run.done()  # it has only ended its own side, as far as anybody knows
             beyond.writer.transport.abort()  # what the end of a session does

@@ -106,11 +106,8 @@ class Access:
         pairs: list[tuple[str, str]] = []
         for name, value in request.fields.pairs:
             if name.lower() == "cookie" and "eos-" in value:
-                value = "; ".join(
-                    part.strip()
-                    for part in value.split(";")
-                    if not _OURS.fullmatch(part.partition("=")[0].strip())
-                )
+                parts = [part.strip() for part in value.split(";")]
+                value = "; ".join(p for p in parts if p and not _OURS.fullmatch(p.partition("=")[0].strip()))
                 if not value:
                     continue
             pairs.append((name, value))

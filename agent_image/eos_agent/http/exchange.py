@@ -9,19 +9,22 @@ import contextlib
 import socket
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from eos_agent.http.answer import WORDS, HttpRefusal, refused
-from eos_agent.http.body import PIECE_BYTES, frame, pieces
 from eos_agent.http.message import (
     CHUNKED,
+    PIECE_BYTES,
     BadMessage,
     Body,
     RequestHead,
     ResponseHead,
+    chunk,
     encode_head,
-    parse_response,
 )
+
+if TYPE_CHECKING:
+    from eos_agent.http.peer import HttpPeer
 
 BODY_STALL_S = 60.0  # a client that sends nothing of the body that it announced
 GONE_POLL_S = 5.0
@@ -37,13 +40,6 @@ _KEEPALIVE = (
     if hasattr(socket, "TCP_KEEPIDLE")
     else ()
 )
-
-
-class Wire(NamedTuple):
-    """Both ends of a connection."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
@@ -74,7 +70,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 class Exchange:
     """`started`: the client has been sent a part of the server's answer, so that no other can follow."""
 
-    def __init__(self, request: RequestHead, client: Wire, server: Wire, response_s: float) -> None:
+    def __init__(self, request: RequestHead, client: HttpPeer, server: HttpPeer, response_s: float) -> None:
         self._request, self._client, self._server = request, client, server
         self._response_s = response_s
         self._body = request.body
@@ -110,7 +106,7 @@ class Exchange:
             pairs.append(("Transfer-Encoding", "chunked"))
         elif request.fields.get("content-length") is not None:
             pairs.append(("Content-Length", str(self._body.length)))
-        self._server.writer.write(encode_head(f"{request.method} {target} HTTP/1.1", pairs))
+        self._server.send_request(request.method, target, pairs)
 
     async def _upload(self) -> None:
         """The request's body, for as long as the server takes it."""
@@ -118,8 +114,7 @@ class Exchange:
             return
         if self._request.minor and self._request.fields.get("expect") is not None:
             self._client.writer.write(encode_head(f"HTTP/1.1 100 {WORDS[100]}", ()))
-        chunked = self._body == CHUNKED
-        async with contextlib.aclosing(pieces(self._client.reader, self._body)) as content:
+        async with contextlib.aclosing(self._client.pieces(self._body)) as content:
             while True:
                 try:
                     async with asyncio.timeout(BODY_STALL_S):
@@ -128,7 +123,7 @@ class Exchange:
                     raise HttpRefusal(408) from None
                 except asyncio.IncompleteReadError:
                     raise ConnectionResetError("the client left in the middle of its request") from None
-                if not await self._give(frame(piece) if chunked else piece) or not piece:
+                if not await self._give(self._server.framed(piece)) or not piece:
                     return
 
     async def _give(self, raw: bytes) -> bool:
@@ -165,7 +160,7 @@ class Exchange:
     async def _response_head(self) -> ResponseHead:
         while True:
             try:
-                found = parse_response(await self._server.reader.readuntil(b"\r\n\r\n"))
+                found = await self._server.response()
                 found.body(self._request.method)
             except (asyncio.IncompleteReadError, ConnectionError):
                 raise refused(
@@ -177,8 +172,6 @@ class Exchange:
                 raise refused(
                     502, "bad_response", f"the server's answer is not an HTTP/1 response: {bad.why}"
                 ) from None
-            if found.status == 101 and self._request.upgrade is None:
-                raise refused(502, "bad_response", "the server changes the protocol unasked")
             if found.status == 101 or found.status >= 200:
                 return found
 
@@ -187,13 +180,13 @@ class Exchange:
         chunked = body == CHUNKED and self._request.minor > 0
         self._start(response, [*self._framing(response, body, chunked), ("Connection", "close")])
         try:
-            async with contextlib.aclosing(pieces(self._server.reader, body)) as content:
+            async with contextlib.aclosing(self._server.pieces(body)) as content:
                 async for piece in content:
-                    await self._show(frame(piece) if chunked else piece)
+                    await self._show(chunk(piece) if chunked else piece)
         except (asyncio.IncompleteReadError, BadMessage, ConnectionError):
             _reset(self._client.writer)
             raise ConnectionResetError("the answer was broken off") from None
-        await self._show(frame(b"") if chunked else b"")
+        await self._show(chunk(b"") if chunked else b"")
 
     def _framing(self, response: ResponseHead, body: Body, chunked: bool) -> list[tuple[str, str]]:
         if chunked:
@@ -225,6 +218,7 @@ class Exchange:
         upgrade = response.fields.get("upgrade") or self._request.upgrade or ""
         self._start(response, [("Connection", "Upgrade"), ("Upgrade", upgrade)])
         keep_alive(self._server.writer)
+        self._server.writer.write(self._client.unread())
         loop = asyncio.get_running_loop()
         there = loop.create_task(_pump(self._client.reader, self._server.writer))
         back = loop.create_task(_pump(self._server.reader, self._client.writer))

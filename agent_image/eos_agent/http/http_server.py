@@ -10,14 +10,14 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eos_agent.base import log
 from eos_agent.base.errors import operation_error
 from eos_agent.http.access import Access, ShownCredentials, unauthorized
 from eos_agent.http.answer import JSON, TEXT, HttpRefusal, answer, refused
-from eos_agent.http.exchange import Wire, keep_alive
-from eos_agent.http.message import MAX_HEAD_BYTES, BadMessage, Body, RequestHead, parse_request
+from eos_agent.http.exchange import keep_alive
+from eos_agent.http.message import MAX_HEAD_BYTES, BadMessage, Body, RequestHead
 from eos_agent.http.proxy import PREFIX, ProxyTarget, ReverseProxy, parse_route
 from eos_agent.serve.handlers import Handlers, Stream
 from eos_agent.wire.protocol import (
@@ -29,6 +29,10 @@ from eos_agent.wire.protocol import (
     new_request_id,
 )
 
+if TYPE_CHECKING:
+    from eos_agent.http.peer import HttpPeer
+
+T = TypeVar("T")
 MAX_BODY_BYTES = 1024 * 1024
 READ_TIMEOUT_S = 30
 WRITE_TIMEOUT_S = 30
@@ -85,6 +89,8 @@ class HttpServer:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from eos_agent.http import peer  # h11 is loaded with the first request, not with the agent
+
         self.open += 1
         self._strangers[writer] = None
         if len(self._strangers) > STRANGERS:
@@ -93,7 +99,7 @@ class HttpServer:
             oldest.transport.abort()
         try:
             try:
-                await self._one(Wire(reader, writer))
+                await self._one(peer.client(reader, writer))
             except BadMessage as bad:
                 writer.write(_shown(refused(bad.status, "bad_request", bad.why, kind=INVALID_REQUEST)))
             except HttpRefusal as why:
@@ -108,8 +114,8 @@ class HttpServer:
             self._strangers.pop(writer, None)
             writer.transport.abort()
 
-    async def _one(self, client: Wire) -> None:
-        request = parse_request(await _in_time(_head(client.reader)))
+    async def _one(self, client: HttpPeer) -> None:
+        request = await _in_time(_head(client))
         length = request.body
         if self.draining:
             raise HttpRefusal(503)
@@ -118,7 +124,7 @@ class HttpServer:
         else:
             client.writer.write(answer(200, await self._answer(request, length, client), JSON))
 
-    async def _answer(self, request: RequestHead, length: Body, client: Wire) -> bytes:
+    async def _answer(self, request: RequestHead, length: Body, client: HttpPeer) -> bytes:
         path = request.target.partition("?")[0]
         if path == "/health":
             _check_caller(request)
@@ -139,11 +145,11 @@ class HttpServer:
             )
         self.answering += 1
         try:
-            return await self._list(await _in_time(_body(client.reader, length.length)))
+            return await self._list(await _in_time(_body(client, length)))
         finally:
             self.answering -= 1
 
-    async def _forward(self, request: RequestHead, client: Wire) -> None:
+    async def _forward(self, request: RequestHead, client: HttpPeer) -> None:
         _check_host(request)
         route: ProxyTarget = parse_route(request.target)
         shown = self._access.shown(request, route.prefix)
@@ -216,7 +222,7 @@ def _shown(why: HttpRefusal) -> bytes:
     return answer(why.status, why.body, why.kind, *why.extra)
 
 
-async def _in_time(reading: Awaitable[bytes]) -> bytes:
+async def _in_time(reading: Awaitable[T]) -> T:
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             return await reading
@@ -224,19 +230,19 @@ async def _in_time(reading: Awaitable[bytes]) -> bytes:
         raise HttpRefusal(408) from None
 
 
-async def _head(reader: asyncio.StreamReader) -> bytes:
+async def _head(client: HttpPeer) -> RequestHead:
     try:
-        return await reader.readuntil(b"\r\n\r\n")
+        return await client.request()
     except asyncio.LimitOverrunError:
         raise BadMessage(f"the head is longer than {MAX_HEAD_BYTES} bytes", 431) from None
 
 
-async def _body(reader: asyncio.StreamReader, length: int | None) -> bytes:
-    if length is None:
+async def _body(client: HttpPeer, body: Body) -> bytes:
+    if body.length is None:
         raise HttpRefusal(400, encode(_bad("a body needs Content-Length here")), JSON)
-    if length > MAX_BODY_BYTES:
+    if body.length > MAX_BODY_BYTES:
         raise HttpRefusal(400, encode(_bad(f"the body exceeds the byte limit of {MAX_BODY_BYTES}")), JSON)
-    return await reader.readexactly(length)
+    return await client.reader.readexactly(body.length)
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -22,13 +22,14 @@ from urllib.parse import unquote
 from eos_agent.handles import dial
 from eos_agent.http import exchange
 from eos_agent.http.answer import HttpRefusal, as_envelope, refused
-from eos_agent.http.exchange import Exchange, Wire, gone
+from eos_agent.http.exchange import Exchange, gone
 from eos_agent.http.message import MAX_HEAD_BYTES, RequestHead
 from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
 
 if TYPE_CHECKING:
     from eos_agent.base.settings import Settings
     from eos_agent.handles.init_handle import InitHandle
+    from eos_agent.http.peer import HttpPeer
     from eos_agent.sessions.table import Sessions
 
 PREFIX = "/forward/"
@@ -88,7 +89,7 @@ class ReverseProxy:
         self._response_s: float = settings.get("daemon.http.forward.response_timeout_s", 30)
 
     async def forward(
-        self, request: RequestHead, route: ProxyTarget, client: Wire, secrets: Sequence[str]
+        self, request: RequestHead, route: ProxyTarget, client: HttpPeer, secrets: Sequence[str]
     ) -> None:
         """Serve one request. `secrets`: names of fields that are for us alone.
 
@@ -96,6 +97,8 @@ class ReverseProxy:
             Refused: nothing was sent to the client yet.
             ConnectionError: it broke off in the middle of an answer, which the client must see.
         """
+        from eos_agent.http import peer  # h11 is loaded with the first request, not with the agent
+
         sock, init = await self._connect(route)
         reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_HEAD_BYTES)
 
@@ -106,7 +109,7 @@ class ReverseProxy:
             init.gone.add_done_callback(abort)  # its sockets in our hands would keep a dead session's network
         watch = asyncio.get_running_loop().create_task(_end_with(client, writer))
         try:
-            whole = Exchange(request, client, Wire(reader, writer), self._response_s)
+            whole = Exchange(request, client, peer.server(reader, writer), self._response_s)
             await whole.run(route.target, self._fields(request, route, secrets))
         finally:
             watch.cancel()
@@ -153,7 +156,7 @@ class ReverseProxy:
         ]
 
 
-async def _end_with(client: Wire, server: asyncio.StreamWriter) -> None:
+async def _end_with(client: HttpPeer, server: asyncio.StreamWriter) -> None:
     """Hang up on the server once the client is gone: a server that is silent for long would not notice, nor
     should we.
     """

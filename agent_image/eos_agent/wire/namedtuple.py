@@ -17,12 +17,8 @@ class _Meta(type):
         if not bases:
             return super().__new__(cls, name, bases, body)
         fields = list(body.get("__annotations__", ()))  # type: ignore[call-overload]
-        made = namedtuple(
-            name,
-            fields,
-            defaults=[body[field] for field in fields if field in body],
-            module=str(body["__module__"]),
-        )  # type: ignore[misc]
+        defaults = [body[field] for field in fields if field in body]
+        made = namedtuple(name, fields, defaults=defaults, module=str(body["__module__"]))  # type: ignore[misc]
         for key, value in body.items():
             if key not in fields and key not in ("__qualname__", "__module__", "__dict__", "__weakref__"):
                 setattr(made, key, value)
