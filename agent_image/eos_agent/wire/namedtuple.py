@@ -16,7 +16,7 @@ class _Meta(type):
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, object]) -> type:
         if not bases:
             return super().__new__(cls, name, bases, body)
-        fields = list(body.get("__annotations__", ()))  # type: ignore[call-overload]
+        fields: list[str] = list(body.get("__annotations__", ()))  # type: ignore[call-overload]
         defaults = [body[field] for field in fields if field in body]
         made = namedtuple(name, fields, defaults=defaults, module=str(body["__module__"]))  # type: ignore[misc]
         for key, value in body.items():
