@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 import struct
 import time
 from collections.abc import Callable
@@ -66,6 +67,8 @@ class InotifyLimit:
         self._looked = -LOOK_EVERY_S
         self._asked, self._since = 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(fd, self._answer)
 
@@ -79,6 +82,13 @@ class InotifyLimit:
         self._fd = -1
 
     def _answer(self) -> None:
+        events = self._poll.poll(0)
+        if not events or not events[0][1] & select.POLLIN:
+            # without a caller: before Linux 6.11 the ioctl would wait for one, for ever if no process has the
+            # filter any more; the descriptor stays readable then
+            if events:
+                self.close()
+            return
         notice = bytearray(_NOTICE_BYTES)
         try:
             fcntl.ioctl(self._fd, _RECEIVE, notice)
