@@ -77,3 +77,27 @@ def test_no_class_name_occurs_twice() -> None:
                     here = f"{path}:{node.lineno}"
                     assert node.name not in seen, f"class {node.name}: {here} and {seen[node.name]}"
                     seen[node.name] = here
+
+
+def test_no_test_module_imports_another() -> None:
+    """A helper that two modules need is in a module without `test_`, named for what it is."""
+    bad: list[str] = []
+    for folder, _, files in os.walk(os.path.join(levels.ROOT, "tests")):
+        for file in sorted(files):
+            path = os.path.join(folder, file)
+            if file.endswith(".py"):
+                with open(path, encoding="utf-8") as source:
+                    tree = ast.parse(source.read())
+                for node in ast.walk(tree):
+                    if isinstance(node, ast.Import):
+                        names = [alias.name for alias in node.names]
+                    elif isinstance(node, ast.ImportFrom):
+                        names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+                    else:
+                        continue
+                    bad += [
+                        f"{path}:{node.lineno} imports {name}"
+                        for name in names
+                        if any(part.startswith("test_") for part in name.split("."))
+                    ]
+    assert not bad, "\n".join(bad)

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from eos_agent.wire import proof, protocol
 from eos_mcp.record.registry import SandboxRecord
 from tests.end_to_end.manager_fixture import Host
-from tests.eos_mcp.test_export_apply import shape
-from tests.eos_mcp.test_export_journal import forge, victim_in
+from tests.eos_mcp.export_runs import shape
+from tests.eos_mcp.forged_journals import forge, victim_in
 
 PROVIDERS = {"docker": "Docker", "local": "local"}
 BOTH = tuple(PROVIDERS)

@@ -16,14 +16,13 @@ import docker
 import pytest
 
 from tests import probes
+from tests.end_to_end.docker_place import Place
+from tests.end_to_end.docker_place import place as place
 from tests.eos_agent import attacks, confined, escapes
 
-from . import test_docker_provider
 from .manager_fixture import Host, records
-from .test_docker_provider import Place
 
 pytestmark = [pytest.mark.needs("dockerd")]
-place = test_docker_provider.place
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, dict[str, str]] = {
     "docker": {},

@@ -14,8 +14,8 @@ import pytest
 from layerstack.kernel import fsync
 from tests.end_to_end.cli_user import Sandbox
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
-from tests.eos_mcp.test_export_apply import shape
-from tests.eos_mcp.test_export_journal import forge, victim_in
+from tests.eos_mcp.export_runs import shape
+from tests.eos_mcp.forged_journals import forge, victim_in
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 

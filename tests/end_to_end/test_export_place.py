@@ -14,9 +14,9 @@ import pytest
 
 from tests import acls
 from tests.end_to_end.manager_fixture import Host
-from tests.end_to_end.test_export_harmless import play as play
-from tests.end_to_end.test_manager import Place
-from tests.end_to_end.test_manager import place as place
+from tests.end_to_end.manager_place import Place
+from tests.end_to_end.manager_place import place as place
+from tests.end_to_end.repository_exports import play as play
 
 pytestmark = [pytest.mark.needs("overlay")]
 PERSON = (1001, 1002) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

@@ -19,7 +19,7 @@ import pytest
 from tests import users
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told
-from tests.end_to_end.test_full_disk import fill, names_in_store, on_a_small_disk
+from tests.end_to_end.small_disk import fill, names_in_store, on_a_small_disk
 from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]

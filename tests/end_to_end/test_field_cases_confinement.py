@@ -17,14 +17,13 @@ from docker.models.containers import ContainerCollection
 from eos_agent.wire.protocol import OperationError
 from layerstack.kernel import syscalls
 from tests import in_namespace
+from tests.end_to_end.docker_place import Place
+from tests.end_to_end.docker_place import place as place
 from tests.processes import pids
 
-from . import test_docker_provider
 from .cli_user import Desks
 from .manager_fixture import Host, records
-from .test_docker_provider import Place
 
-place = test_docker_provider.place
 IN_DOCKER = pytest.mark.needs("dockerd")
 CAP_SYS_ADMIN = 21
 Image = Callable[[str], str]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.manager_fixture import Host
-from tests.end_to_end.test_export_harmless import Scenario
-from tests.end_to_end.test_export_harmless import play as play
-from tests.end_to_end.test_manager import Place
-from tests.end_to_end.test_manager import place as place
+from tests.end_to_end.manager_place import Place
+from tests.end_to_end.manager_place import place as place
+from tests.end_to_end.repository_exports import Scenario
+from tests.end_to_end.repository_exports import play as play
 
 pytestmark = [pytest.mark.needs("overlay")]
 

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from layerstack.kernel import syscalls
-from tests import in_namespace
 from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told
+from tests.end_to_end.small_disk import fill, names_in_store, on_a_small_disk
 from tests.eos_mcp import programs
 from tests.processes import kill
 
@@ -22,51 +19,12 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 ORDINARY = pytest.param("ordinary", marks=pytest.mark.needs("uid"))
 
 
-def on_a_small_disk(at: Desk, body: Callable[[Desk], None]) -> None:
-    """body(at) in a mount namespace where the state lies on a tmpfs of 16 MB; the gateway and the sandboxes
-    end with it.
-    """
-
-    def in_child() -> None:
-        in_namespace.enter_mount_namespace()
-        at.make_state()
-        owner = at.person.uid or 0
-        syscalls.mount("eos-small", str(at.state), "tmpfs", 0, f"size=16m,mode=0700,uid={owner},gid={owner}")
-        try:
-            body(at)
-        finally:
-            (at.state / "filler").unlink(missing_ok=True)
-            at.destroy_all()
-            at.stop()
-
-    in_namespace.call(None, in_child)
-
-
-def fill(at: Desk) -> Path:
-    """Leaves no byte of the small disk."""
-    path = at.state / "filler"
-    with open(path, "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
-    return path
-
-
 def published(sandbox: Sandbox, session: str) -> None:
     sandbox.do("publish_workspace_session", "--workspace-session-id", session)
     assert (
         sandbox.refused("file_list", "--workspace-session-id", session)["details"]["reason"]
         == "session_not_found"
     )
-
-
-def names_in_store(sandbox: Sandbox) -> dict[str, list[str]]:
-    return {
-        name: sorted(os.listdir(sandbox.store / name))
-        for name in ("layers", "staging", "drafts", "manifests")
-    }
 
 
 @pytest.mark.parametrize("who", ["root", ORDINARY])

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.end_to_end import guards, test_docker_provider
+from tests.end_to_end import guards
+from tests.end_to_end.docker_place import Place
+from tests.end_to_end.docker_place import place as place
 from tests.end_to_end.manager_fixture import Host
-from tests.end_to_end.test_docker_provider import Place
 
-place = test_docker_provider.place
 LOCAL = "manager:\n  local_daemon:\n    resource_profile: standard\n"
 
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from eos_agent.machine import plain_file
+from tests.end_to_end.docker_place import Place
+from tests.end_to_end.docker_place import place as place
 
-from . import test_docker_provider
 from .manager_fixture import Host
-from .test_docker_provider import Place
 
-place = test_docker_provider.place
 PASSWD_IS_A_FIFO = "mv /etc/passwd /etc/passwd.kept && mkfifo /etc/passwd && echo ready"
 READ_AT_A_START = (
     "/etc/localtime /usr/lib/locale/C.utf8/LC_CTYPE /usr/lib/locale/C.UTF-8/LC_CTYPE "

@@ -16,7 +16,7 @@ from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.manager_fixture import Host, hosting
-from tests.eos_agent.test_hostile_requests import ODD
+from tests.odd_values import ODD
 
 TOKEN = "correct horse"
 KINDS = {"invalid_request", "operation_failed", "not_found", "unknown_op", "bad_json"}

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -19,34 +18,12 @@ from eos_mcp.export import apply as export
 from eos_mcp.manager import create
 from eos_mcp.record.registry import Registry
 from tests import in_namespace
-from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.manager_fixture import Host, hosting, records
-from tests.processes import end_processes_that_name, processes_that_name
+from tests.end_to_end.manager_place import Place
+from tests.end_to_end.manager_place import place as place
+from tests.processes import processes_that_name
 
 pytestmark = [pytest.mark.needs("overlay")]
-
-
-class Place:
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.state, self.workspace, self.out = f"{root}/s", f"{root}/w", f"{root}/o"
-        os.mkdir(self.workspace)
-        with open(f"{self.workspace}/a.txt", "w") as file:
-            file.write("one\n")
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
-    found = Place(make_short_dir("eos-m-"))
-    monkeypatch.setenv("EOS_STATE_DIR", found.state)
-    monkeypatch.setenv("EOS_SHARED_BASE_CACHE", f"{found.root}/bases")
-    yield found
-    for thread in threading.enumerate():
-        if thread.name == "base-durable":
-            thread.join(60)
-    assert end_processes_that_name(found.state) == []
-    assert records(found.state) == []
-    drop_dir(found.root)
 
 
 def play(place: Place, scenario: Any, **options: Any) -> Any:

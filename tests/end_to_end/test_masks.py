@@ -14,11 +14,10 @@ import pytest
 
 from agent_image import build
 from tests import probes
-from tests.end_to_end import test_local_provider
+from tests.end_to_end.local_place import Place, User, users
+from tests.end_to_end.local_place import bundle as bundle
 from tests.end_to_end.manager_fixture import Host, hosting
-from tests.end_to_end.test_local_provider import Place, User
 
-bundle = test_local_provider.bundle
 pytestmark = [pytest.mark.needs("overlay", "userns")]
 
 
@@ -29,7 +28,7 @@ def user(
     """Below /var/tmp: /tmp is each session's own, and nothing of the machine's shows there anyway."""
     monkeypatch.setattr(probes, "scratch_root", lambda: "/var/tmp")
     ordinary = request.param == "ordinary" and os.geteuid() == 0
-    yield from test_local_provider.users("uid" if ordinary else None, bundle, monkeypatch)
+    yield from users("uid" if ordinary else None, bundle, monkeypatch)
 
 
 def secrets_of(place: Place) -> list[str]:

@@ -18,7 +18,7 @@ from tests import in_namespace
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told, docker
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
-from tests.layerstack.test_power_cut import run
+from tests.layerstack.power_cut import run
 from tests.processes import kill
 from tests.users import Person
 

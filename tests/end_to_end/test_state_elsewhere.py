@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end import test_local_provider
+from tests.end_to_end.local_place import Place, User
+from tests.end_to_end.local_place import bundle as bundle
+from tests.end_to_end.local_place import ordinary as ordinary
 from tests.end_to_end.manager_fixture import hosting
-from tests.end_to_end.test_local_provider import Place, User
 
-bundle = test_local_provider.bundle
-ordinary = test_local_provider.ordinary
 pytestmark = [pytest.mark.needs("overlay", "userns")]
 
 

@@ -323,3 +323,12 @@ def running(
         yield agent.start()
     finally:
         agent.close()
+
+
+Starter = Callable[..., Agent]
+"""The fixture `start_agent`."""
+
+
+def agent_of(start_agent: Starter, ordinary: bool, **runtime: Any) -> Agent:
+    """An agent of root or of an ordinary user, with settings of section `runtime`."""
+    return start_agent(uid=in_namespace.ORDINARY_UID if ordinary else None, runtime=runtime)

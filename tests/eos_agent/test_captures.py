@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import drop_dir, make_short_dir
+from tests.eos_agent.internal_calls import cancel
 
 from .agent_process import Agent, Failed
 from .conftest import BASE
-from .test_commands import cancel
 
 pytestmark = pytest.mark.needs("overlay")
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from eos_agent.handles.environment import with_git_config
-from eos_agent.wire.protocol import encode_request
+from tests.eos_agent.internal_calls import cancel
 from tests.in_namespace import ORDINARY_UID
 from tests.native import both as both
 from tests.processes import children_of, mountinfo
@@ -534,20 +534,6 @@ def in_background(agent: Agent, request_id: str, **args: Any) -> concurrent.futu
         return pool.submit(agent.call, "exec_command", request_id, yield_time_ms=60_000, **args)
     finally:
         pool.shutdown(wait=False)
-
-
-def cancel(agent: Agent, request_id: Any, **more: Any) -> dict[str, Any]:
-    raw = encode_request(
-        "cancel_request", {"request_id": request_id, **more}, request_id="c", sandbox_id=agent.sandbox_id
-    )
-    connection = agent.connect()
-    try:
-        answer = connection.line(raw)
-    finally:
-        connection.close()
-    if "error" in answer:
-        raise Failed(answer["error"])
-    return answer
 
 
 def running_command(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests import interpreter
+from tests.eos_agent.internal_calls import squash
 
 from .agent_process import Agent, Failed
-from .test_squash import squash
 
 pytestmark = pytest.mark.needs("overlay")
 

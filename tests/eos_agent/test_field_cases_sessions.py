@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import drop_dir, make_short_dir
+from tests.eos_agent.internal_calls import squash
 from tests.processes import pids
 
 from .agent_process import Agent, Failed
-from .test_squash import squash
 
 pytestmark = pytest.mark.needs("overlay")
 

@@ -12,8 +12,7 @@ from eos_agent.sessions import check_store
 from eos_agent.wire.protocol import OperationError
 from tests.layerstack.store_fixture import Stack, on_a_stack
 
-from .agent_process import Agent, Failed
-from .test_history import refused
+from .agent_process import Agent, Failed, refused
 
 pytestmark = pytest.mark.needs("overlay")
 

@@ -7,49 +7,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 from collections.abc import AsyncGenerator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from eos_agent.base.telemetry import Telemetry
 from eos_agent.http import http_server as http
-from eos_agent.http.http_server import HttpServer
-from eos_agent.observe.agent import ConnectionCount
 from eos_agent.serve import server
 from eos_agent.serve.server import AgentServer
-from eos_agent.wire.protocol import Request, encode_request
+from eos_agent.wire.protocol import encode_request
 from tests.eos_agent.agent_process import TOKEN
-
-HUGE = "x" * (8 << 20)
-
-
-class Answers:
-    """What a server asks its handlers: settings, and an answer that fits into no socket buffer."""
-
-    def __init__(self, folder: str, **daemon: Any) -> None:
-        def get(key: str, default: Any) -> Any:
-            return daemon.get(key.rpartition(".")[2], default)
-
-        self.connections = ConnectionCount()
-        self.telemetry = Telemetry(None)
-        self.settings = SimpleNamespace(
-            sandbox_id="eos-test",
-            local=False,
-            get=get,
-            socket_path=os.path.join(folder, "s"),
-            **{
-                f"{each}_{what}": value
-                for each in ("tcp", "http")
-                for what, value in (("host", "127.0.0.1"), ("port", 0))
-            },
-        )
-
-    async def perform(self, request: Request) -> dict[str, Any]:
-        return {"entries": HUGE if request.args.get("huge") else [], "truncated": False}
+from tests.eos_agent.web_server import Answers, web
 
 
 @contextlib.asynccontextmanager
@@ -62,18 +31,6 @@ async def rpc(folder: str, **daemon: Any) -> AsyncGenerator[tuple[AgentServer, s
             yield one, answers.settings.socket_path
     finally:
         await one.close(0)
-
-
-@contextlib.asynccontextmanager
-async def web(folder: str, **daemon: Any) -> AsyncGenerator[tuple[HttpServer, int]]:
-    answers: Any = Answers(folder, **{"auth": "none", **daemon})
-    one = HttpServer(answers, TOKEN)
-    _, port = await one.listen()
-    try:
-        async with asyncio.timeout(60):
-            yield one, port
-    finally:
-        one.close()
 
 
 @pytest.mark.parametrize("huge", [True, False])

@@ -12,8 +12,8 @@ import pytest
 
 from eos_agent.wire import proof
 from tests.eos_agent.agent_process import TOKEN
-from tests.eos_agent.test_hostile_peers import web
-from tests.eos_agent.test_http_forward import HELLO, ask, reason, request, server, status
+from tests.eos_agent.raw_http import HELLO, ask, reason, request, server, status
+from tests.eos_agent.web_server import web
 
 Case = Callable[[int, int, list[bytes]], Awaitable[None]]
 

@@ -19,8 +19,7 @@ from eos_agent.kernel import fd_limits
 from tests import in_namespace
 from tests.native import both as both
 
-from .agent_process import Agent, refused
-from .test_session_limits import Starter, agent_of
+from .agent_process import Agent, Starter, agent_of, refused
 
 pytestmark = pytest.mark.needs("overlay")
 PEOPLE = pytest.mark.parametrize(

@@ -5,18 +5,14 @@ session goes on meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import in_namespace
-
-from .agent_process import Agent, refused
+from .agent_process import Agent, Starter, agent_of, refused
 
 MIB = 1 << 20
 
-Starter = Callable[..., Agent]
 
 PEOPLE = pytest.mark.parametrize(
     "ordinary", [pytest.param(True, marks=pytest.mark.needs("userns", "uid")), False]
@@ -61,10 +57,6 @@ print("fine")
 """
 
 pytestmark = pytest.mark.needs("overlay")
-
-
-def agent_of(start_agent: Starter, ordinary: bool, **runtime: Any) -> Agent:
-    return start_agent(uid=in_namespace.ORDINARY_UID if ordinary else None, runtime=runtime)
 
 
 def said(agent: Agent, command: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ import pytest
 from eos_agent.sessions.squash import Policy
 from layerstack.squash.depth import Depth
 from tests.eos_agent.agent_process import WAIT_S, Agent, Failed
+from tests.eos_agent.internal_calls import squash
 
 pytestmark = pytest.mark.needs("overlay")
 
@@ -39,15 +40,6 @@ def events(agent: Agent, name: str) -> list[dict[str, Any]]:
     """What the agent's log says of squashes by themselves."""
     lines = [json.loads(line) for line in agent.log if '"event": "layerstack.autosquash.' in line]
     return [line for line in lines if line["event"] == f"layerstack.autosquash.{name}"]
-
-
-def squash(agent: Agent) -> dict[str, Any]:
-    """The reply to the internal operation that the manager forwards."""
-    connection = agent.connect()
-    try:
-        return connection.line(agent.line("squash_layerstack"))
-    finally:
-        connection.close()
 
 
 def layer_ids(agent: Agent) -> str:

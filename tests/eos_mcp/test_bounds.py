@@ -21,7 +21,7 @@ from eos_mcp.mcp.server_options import EOS, SANDBOX, ServerOptions, ServerUsageE
 from eos_mcp.requests import bounds
 from eos_mcp.requests.bounds import Bounds
 from layerstack.kernel import syscalls
-from tests.eos_mcp.test_mcp_tools import ScriptedGateway, call, shown
+from tests.eos_mcp.scripted_gateway import ScriptedGateway, call, shown
 
 CREATE = {"image": "host", "workspace_root": "/w"}
 REPLY: dict[str, Any] = {"id": "eos-1", "state": "ready"}

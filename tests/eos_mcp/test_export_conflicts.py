@@ -21,9 +21,9 @@ from eos_mcp.export.rules import ExportRules
 from layerstack.export import pax
 from layerstack.kernel.content import BLOCK
 from tests import in_namespace
-from tests.eos_mcp.test_export_apply import DELTA, STEPS, Killer, failure, fill, run, shape
+from tests.eos_mcp.export_runs import DELTA, STEPS, Killer, failure, fill, run, shape
 from tests.export_streams import SECOND, Stack, directory, file, gone, hard_link, made_by_digests, symlink
-from tests.layerstack.test_content import hole
+from tests.sparse_files import hole
 from tests.trees import DIRECTORY, FILE, LINK, Entry, write_tree
 
 Entries = tuple[tuple[pax.Header, bytes], ...]

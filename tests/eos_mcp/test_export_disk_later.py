@@ -15,7 +15,7 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.apply import recover
 from eos_mcp.export.recover import settle
 from layerstack.kernel import syscalls
-from tests.eos_mcp.test_export_apply import fill, killed_at, run, shape
+from tests.eos_mcp.export_runs import fill, killed_at, run, shape
 from tests.export_streams import file, journals, made
 
 pytestmark = pytest.mark.needs("root")

@@ -16,7 +16,7 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.dry_run import LISTED_MAX, folds_by_names
 from layerstack.kernel import syscalls
 from tests import in_namespace
-from tests.eos_mcp.test_export_apply import (
+from tests.eos_mcp.export_runs import (
     DELTA,
     STEPS,
     Killer,
@@ -27,7 +27,7 @@ from tests.eos_mcp.test_export_apply import (
     run,
     shape,
 )
-from tests.eos_mcp.test_export_folding import on_folding
+from tests.eos_mcp.folding_destination import on_folding
 from tests.export_streams import SECOND, directory, file, gone, made, symlink
 
 

@@ -5,7 +5,6 @@ else is exported as ever.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,11 @@ import pytest
 
 from eos_agent.wire.protocol import OperationError
 from layerstack.export import pax
-from tests import casefold_fs, in_namespace
-from tests.eos_mcp.test_export_apply import failure, run, shape
+from tests.eos_mcp.export_runs import failure, run, shape
+from tests.eos_mcp.folding_destination import on_folding
 from tests.export_streams import directory, file, gone, made, symlink
 
 pytestmark = pytest.mark.needs("root", "fuse")
-
-
-def on_folding(short_dir: str, body: Callable[[Path], Any]) -> Any:
-    """body(a directory of a folding file system), in a child."""
-
-    def in_child() -> Any:
-        backing, target = Path(short_dir, "backing"), Path(short_dir, "folding")
-        backing.mkdir()
-        target.mkdir()
-        with casefold_fs.mounted(str(target), str(backing)):
-            dest = target / "dest"
-            dest.mkdir()
-            return body(dest)
-
-    return in_namespace.call("trusted", in_child)
 
 
 def refused(dest: Path, *entries: tuple[pax.Header, bytes]) -> OperationError:

@@ -17,7 +17,7 @@ from eos_mcp.export.apply import recover
 from eos_mcp.export.rules import REFERENCE
 from layerstack.export import pax
 from layerstack.model.run_table import FILE_MAX, RunRow
-from tests.eos_mcp.test_export_apply import AFTER, DELTA, failure, killed_at, run, shape
+from tests.eos_mcp.export_runs import AFTER, DELTA, failure, killed_at, run, shape
 from tests.export_streams import SECOND, directory, file, hard_link, journals, made, made_by_digests, symlink
 
 DONE = {path: what for path, what in AFTER.items() if path != b"src/kept"}

@@ -17,7 +17,7 @@ from eos_mcp.export.apply import Guards, recover
 from eos_mcp.export.rules import ExportRules
 from layerstack.kernel import syscalls
 from tests import in_namespace
-from tests.eos_mcp.test_export_apply import Killer, run, shape
+from tests.eos_mcp.export_runs import Killer, run, shape
 from tests.export_streams import directory, file, made_by_digests
 
 Call = Callable[..., Any]

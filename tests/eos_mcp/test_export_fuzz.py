@@ -24,8 +24,8 @@ from layerstack.export import pax
 from layerstack.kernel import fsync
 from tests import in_namespace
 from tests.conftest import soaking
-from tests.eos_mcp.test_export_apply import run
-from tests.eos_mcp.test_export_journal import forge
+from tests.eos_mcp.export_runs import run
+from tests.eos_mcp.forged_journals import forge
 from tests.export_streams import SECOND, journals, made, made_by_digests
 
 Entries = list[tuple[pax.Header, bytes]]

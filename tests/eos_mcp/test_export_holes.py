@@ -23,9 +23,9 @@ from layerstack.errors import PublishRejected
 from layerstack.export import pax
 from layerstack.fsck import check
 from layerstack.kernel.content import BLOCK, ContentHash, digest_at
-from tests.eos_mcp.test_export_apply import run
+from tests.eos_mcp.export_runs import run
 from tests.export_streams import Stack, file, made_by_digests
-from tests.layerstack.test_content import TIB, hole, largest
+from tests.sparse_files import TIB, hole, largest
 from tests.trees import DIRECTORY, Entry
 
 Call = Callable[..., Any]

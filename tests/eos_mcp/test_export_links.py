@@ -21,7 +21,7 @@ from layerstack.export import pax
 from layerstack.kernel import overlay, syscalls
 from tests import in_namespace
 from tests.conftest import soaking
-from tests.eos_mcp.test_export_apply import STEPS, Refusing, run, shape, stamps
+from tests.eos_mcp.export_runs import STEPS, Refusing, run, shape, stamps
 from tests.export_streams import SECOND, Stack, directory, file, hard_link, made
 from tests.trees import DIRECTORY, FILE, Entry, Tree, difference, read_tree
 

@@ -18,7 +18,7 @@ from eos_mcp.export.apply import recover
 from eos_mcp.export.recover import settle
 from eos_mcp.export.rules import ExportRules
 from layerstack.kernel import syscalls
-from tests.eos_mcp.test_export_apply import failure, run, shape
+from tests.eos_mcp.export_runs import failure, run, shape
 from tests.export_streams import directory, file, gone, journals, made
 
 GET_FLAGS, SET_FLAGS, IMMUTABLE = 0x80086601, 0x40086602, 0x10

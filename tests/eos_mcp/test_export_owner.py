@@ -12,7 +12,7 @@ import pytest
 
 from eos_mcp.export.rules import ExportRules
 from tests import acls, in_namespace
-from tests.eos_mcp.test_export_apply import run, shape
+from tests.eos_mcp.export_runs import run, shape
 from tests.export_streams import directory, file, hard_link, made, made_by_digests, symlink
 
 ROOT = os.geteuid() == 0

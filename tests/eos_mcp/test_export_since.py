@@ -14,7 +14,7 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.export import stage
 from eos_mcp.export.apply import recover
-from tests.eos_mcp.test_export_apply import fill, killed_at, run, shape
+from tests.eos_mcp.export_runs import fill, killed_at, run, shape
 from tests.export_streams import file, journals, made
 
 HALF_WAY = "export.sync_names"

@@ -16,7 +16,7 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.apply import recover
 from layerstack.kernel import syscalls
 from tests import in_namespace
-from tests.eos_mcp.test_export_apply import STEPS, Killer, Refusing, failure, run, shape, stamps
+from tests.eos_mcp.export_runs import STEPS, Killer, Refusing, failure, run, shape, stamps
 from tests.export_streams import directory, file, gone, hard_link, journals, made, symlink
 
 ROOT = os.geteuid() == 0

@@ -16,7 +16,7 @@ from eos_mcp.export.hygiene_git import gitdir_is_plain, hooks_path, plain_git_co
 from eos_mcp.export.left_out import UNSAFE
 from eos_mcp.export.rules import ExportRules
 from layerstack.export import pax
-from tests.eos_mcp.test_export_apply import run
+from tests.eos_mcp.export_runs import run
 from tests.export_streams import directory, file, gone, hard_link, made_by_digests, symlink
 
 PLAIN = (

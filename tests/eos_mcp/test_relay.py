@@ -19,8 +19,8 @@ from eos_mcp import catalog
 from eos_mcp.agent_client import pool
 from eos_mcp.agent_client.deadlines import Deadlines
 from eos_mcp.gateway import server as gateway_server
+from tests.eos_mcp.gateway_socket import Gateway, gateway, kind, line
 from tests.eos_mcp.scripted_agent import echo, vanish
-from tests.eos_mcp.test_gateway_server import Gateway, gateway, kind, line
 
 SANDBOX = {"kind": "sandbox", "sandbox_id": "s"}
 Behaviour = Callable[[Request, asyncio.StreamWriter], Awaitable[dict[str, Any] | None]]

@@ -11,9 +11,9 @@ import os
 import pytest
 
 from layerstack.errors import NotFound
+from tests.layerstack.kill_harness import tapped
+from tests.layerstack.squashing import BASE, counts, ids, openable, publish, squash
 from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
-from tests.layerstack.test_crash import tapped
-from tests.layerstack.test_squash import BASE, counts, ids, openable, publish, squash
 
 
 def three_layers(s: Stack) -> None:

@@ -14,9 +14,9 @@ import pytest
 from layerstack.history import versions
 from layerstack.layers.packed_index import PackedIndex
 from tests.export_streams import Stack as Exported
+from tests.layerstack.counted_calls import calls_of
+from tests.layerstack.many_files import BASE, fill, growth_kib
 from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
-from tests.layerstack.test_cost import calls_of
-from tests.layerstack.test_many_files import BASE, fill, growth_kib
 
 COUNT = 4_000
 MOST_KIB = 1 << 10

@@ -27,8 +27,7 @@ from layerstack.kernel.content import (
     sparse_map,
 )
 from layerstack.model import cancel
-
-TIB = 1 << 40
+from tests.sparse_files import TIB, hole, largest
 
 run = st.tuples(st.sampled_from((b"\0", b"x", b"mixed \0 bytes ")), st.integers(0, 3 * BLOCK))
 """A stretch of one kind of bytes."""
@@ -109,26 +108,6 @@ def test_no_other_content_has_the_digest_of_one_with_zero_blocks(tmp_path: Path)
     inner = bytes(BLOCK) + b"z%d\n" % TIB
     assert hashlib.sha256(inner).digest() == digest_at(hole(tmp_path / "f", TIB))
     assert digest_of_bytes(inner) != hashlib.sha256(inner).digest()
-
-
-def hole(path: Path, size: int, data: dict[int, bytes] | None = None) -> str:
-    with open(path, "wb") as file:
-        file.truncate(size)
-        for at, what in (data or {}).items():
-            file.seek(at)
-            file.write(what)
-    return str(path)
-
-
-def largest(folder: Path) -> int:
-    """As large as a file may be here, 8 TiB at most."""
-    for size in (8 * TIB, 4 * TIB, 1 * TIB, 1 << 36):
-        try:
-            hole(folder / "probe", size)
-        except OSError:
-            continue
-        return size
-    raise AssertionError("no sparse file of 64 GiB can be made here")
 
 
 def test_terabytes_of_nothing_cost_nothing(tmp_path: Path) -> None:

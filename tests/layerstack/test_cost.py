@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
 import pytest
 
 from layerstack.session.upper import Upper
 from layerstack.store import Store
 from layerstack.text.gitignore import IgnoreRules
+from tests.layerstack.counted_calls import calls_of
 from tests.layerstack.store_fixture import Stack, on_a_stack, put
 
 LINEAR = 2.6
 """Twice the size may cost so many times as much; a square costs four times."""
-
-
-class Calls:
-    """Counts the calls of Python and of C functions that the block makes in this thread."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def _seen(self, _frame: FrameType, event: str, _arg: Any) -> None:
-        self.count += event in ("call", "c_call")
-
-    def __enter__(self) -> Calls:
-        sys.setprofile(self._seen)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-
-def calls_of(call: Callable[[], object]) -> int:
-    with Calls() as calls:
-        call()
-    return calls.count
 
 
 @on_a_stack({".gitignore": "*.o\n/build/\n"}, forms=("trusted",))

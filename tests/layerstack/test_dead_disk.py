@@ -14,9 +14,9 @@ from collections.abc import Generator
 
 from layerstack.errors import Invalid
 from layerstack.kernel import fsync, syscalls
+from tests.layerstack.kill_harness import tapped
 from tests.layerstack.memory_and_disk import disagreement
 from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
-from tests.layerstack.test_crash import tapped
 
 BASE: Base = {"f": "".join(f"line {n}\n" for n in range(20)), "d/g": "g\n"}
 STEPS_AT_LEAST = 9

@@ -10,8 +10,8 @@ from layerstack.kernel import syscalls
 from layerstack.kernel.xattrs import TRUSTED
 from layerstack.store import Store
 from tests import in_namespace
+from tests.layerstack.power_cut import copy_disk, make_disk, mount_disk
 from tests.layerstack.store_fixture import put
-from tests.layerstack.test_power_cut import copy_disk, make_disk, mount_disk
 
 
 def cut_after_a_discard(folder: str) -> list[list[str]]:

@@ -25,8 +25,8 @@ from layerstack.store import Store
 from tests import in_namespace
 from tests.layerstack import crash_history
 from tests.layerstack.crash_history import Places, demand, line, put, shown
+from tests.layerstack.kill_harness import tapped
 from tests.layerstack.memory_and_disk import disagreement
-from tests.layerstack.test_crash import tapped
 from tests.trees import Tree, read_tree
 
 SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")

@@ -10,7 +10,8 @@ import pytest
 
 from layerstack.errors import LayerStackError
 from tests import in_namespace
-from tests.layerstack import mutations, state_machine, test_crash, test_findings, test_power_cut, test_squash
+from tests.layerstack import kill_harness, mutations, plain_histories, power_cut, squashing, state_machine
+from tests.layerstack.store_fixture import on_a_stack
 
 
 def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -> str:
@@ -73,14 +74,14 @@ def test_the_machine_notices_each_rule_that_is_gone(short_dir: str, name: str) -
 
 @pytest.mark.needs("overlay", "root")
 def test_a_plain_history_notices_a_gc_that_ignores_drafts(short_dir: str) -> None:
-    """The one that test_findings.py runs on the library as it is."""
+    """The one that test_garbage.py runs on the library as it is."""
 
     def act(stack: state_machine.StackMatchesModel) -> None:
         mutations.gc_ignores_drafts()
-        test_findings.put_aside_squash_and_collect(stack)
+        plain_histories.put_aside_squash_and_collect(stack)
 
     with pytest.raises(in_namespace.ChildFailed) as found:
-        test_findings.history("trusted", short_dir, test_findings.small_tree(), act)
+        plain_histories.history("trusted", short_dir, plain_histories.small_tree(), act)
     assert found.value.kind == "StoreCorrupt" and "missing" in str(found.value), found.value
 
 
@@ -88,7 +89,7 @@ def test_a_plain_history_notices_a_gc_that_ignores_drafts(short_dir: str) -> Non
 def test_a_plain_history_notices_a_squash_that_drops_opaque_marks() -> None:
     def find() -> None:
         mutations.squash_drops_opaque_marks()
-        test_squash.test_a_directory_made_again_stays_opaque_and_no_whiteout_lies_below_it("trusted")
+        on_a_stack(squashing.FORTY_FILES)(squashing.make_a_directory_again_and_squash)("trusted")
 
     with pytest.raises(in_namespace.ChildFailed) as found:
         in_namespace.call("trusted", find)
@@ -99,9 +100,7 @@ def test_a_plain_history_notices_a_squash_that_drops_opaque_marks() -> None:
 def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short_dir: str) -> None:
     def find() -> None:
         mutations.rename_before_sync()
-        test_power_cut.cut_everywhere(
-            short_dir, steps=lambda name: name == mutations.TOO_LATE, all_of_them=False
-        )
+        power_cut.cut_everywhere(short_dir, steps=lambda name: name == mutations.TOO_LATE, all_of_them=False)
 
     with pytest.raises(in_namespace.ChildFailed) as found:
         in_namespace.call("trusted", find)
@@ -112,7 +111,7 @@ def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short
 @pytest.mark.parametrize("name", mutations.FOR_THE_KILL_HARNESS)
 def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
-        test_crash.kill_everywhere(
+        kill_harness.kill_everywhere(
             "trusted",
             short_dir,
             10_000,
@@ -131,7 +130,7 @@ def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name
 def test_the_power_cut_notices_a_sync_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
         mutations.FOR_THE_POWER_CUT[name]()
-        test_power_cut.cut_everywhere(short_dir, steps=test_power_cut.none, all_of_them=False)
+        power_cut.cut_everywhere(short_dir, steps=power_cut.none, all_of_them=False)
 
     with pytest.raises(in_namespace.ChildFailed) as found:
         in_namespace.call("trusted", find)

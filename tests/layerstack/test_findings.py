@@ -6,55 +6,20 @@ import contextlib
 import errno
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import pytest
 
 from layerstack.kernel import fsync
-from layerstack.kernel.xattrs import FORMS
-from layerstack.tree import scanned
-from tests import in_namespace
+from tests.layerstack.kill_harness import tapped
 from tests.layerstack.memory_and_disk import disagreement
+from tests.layerstack.plain_histories import base_text, history, put_aside_squash_and_collect, small_tree
 from tests.layerstack.state_machine import REFUSED, Session, StackMatchesModel
 from tests.layerstack.store_fixture import FORM_PARAMS, Stack, get, on_a_stack, put
-from tests.layerstack.test_crash import tapped
-from tests.tree_edits import Op
-from tests.trees import DIRECTORY, FILE, Entry, Tree
+from tests.trees import Tree
 
 COMPARED, UNCHECKED = b"\0\0\r\n" + bytes(4) + b"code", b"\0\0\r\n\1" + bytes(3) + b"code"
 """Byte code by its header: compared with its source by time, or with nothing (PEP 552)."""
-
-
-def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel], None]) -> Counter[str]:
-    """Runs `act` on a new stack, in a child that may mount; every publish in it is compared with the model.
-    Returns what happened.
-    """
-
-    def run() -> Counter[str]:
-        class Machine(StackMatchesModel):
-            pass
-
-        Machine.form, Machine.parent, Machine.tally = FORMS[form], folder, Counter()
-        machine = Machine()
-        machine.begin(tree, 8, scanned.SEEN_MAX)
-        try:
-            act(machine)
-            machine.check_head()
-        finally:
-            machine.teardown()
-        return Machine.tally
-
-    return in_namespace.call(form, run)
-
-
-def small_tree() -> Tree:
-    owner = (os.geteuid(), os.getegid())
-    return {
-        "": Entry(DIRECTORY, (0o755, *owner)),
-        "d": Entry(DIRECTORY, (0o755, *owner)),
-        "d/f": Entry(FILE, (0o644, *owner), b"f\n"),
-    }
 
 
 def ignored_folders(*names: str) -> Tree:
@@ -78,12 +43,6 @@ def test_a_mode_of_the_root_that_the_head_has_already_is_no_publish(short_dir: s
         publish_all(machine, one, two)
 
     assert history("trusted", short_dir, small_tree(), act)["no-op"] == 1
-
-
-def base_text(machine: StackMatchesModel) -> None:
-    """Three versions of d/f, one by one."""
-    for n in range(1, 4):
-        machine.update_file(which=0, line=n)
 
 
 @pytest.mark.needs("overlay", "root")
@@ -121,16 +80,6 @@ def test_a_gc_on_a_disk_that_refuses_to_rewrite_a_draft_keeps_the_layers_that_it
         history("trusted", short_dir, small_tree(), put_aside_squash_and_collect)["squashes on a bad disk"]
         == 1
     )
-
-
-def put_aside_squash_and_collect(machine: StackMatchesModel) -> None:
-    """A draft on version 4, and a squash of the layers below that cannot make it name the new one, followed
-    by a gc.
-    """
-    base_text(machine)
-    machine.open(edits=[Op("write", bytes(8))], back=0)
-    machine.put_aside(0)
-    machine.squash_on_a_bad_disk(refused="squash.drafts", full=False, by=5)
 
 
 # What the disk faults found: a disk that refuses to undo as well

@@ -16,35 +16,11 @@ from layerstack.layers.index_cursor import Digests
 from layerstack.layers.packed_index import SMALL, PackedIndex
 from layerstack.session.upper import Upper
 from tests.export_streams import Stack, unpack
-from tests.trees import DIRECTORY, Entry
+from tests.layerstack.many_files import BASE, COUNT, fill, growth_kib
 
 Call = Callable[..., Any]
-COUNT = 10_000
-BASE = {"": Entry(DIRECTORY, (0o755, 0, 0)), "keep": Entry(DIRECTORY, (0o755, 0, 0))}
 MOST_KIB = 5 << 10
 """Before, each of these steps took 6 to 11 MB for so many files, and 300 to 660 for 600,000."""
-
-
-def fill(root: str, *, flat: bool, count: int = COUNT) -> None:
-    for number in range(count):
-        folder = root if flat else f"{root}/dir-{number // 500:03d}"
-        if not flat and number % 500 == 0:
-            os.mkdir(folder)
-        os.close(os.open(f"{folder}/file-number-{number:06d}", os.O_CREAT | os.O_WRONLY, 0o644))
-
-
-def growth_kib(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What it returns, and by how much the peak of this process was above what it has now."""
-
-    def read(key: str) -> int:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith(key))
-
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak is what is there now
-    before = read("VmRSS")
-    answer = work()
-    return answer, read("VmHWM") - before
 
 
 @pytest.mark.needs("overlay")

@@ -1,0 +1,84 @@
+"""A gateway client with prepared replies, below a real MCP server and client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import anyio
+from mcp import Client
+from mcp.client.client import ConnectMode
+from mcp.types import CallToolResult, TextContent
+
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.mcp import app
+from eos_mcp.mcp.server_options import ServerOptions
+
+
+class Asked(NamedTuple):
+    op: str
+    args: dict[str, Any]
+    sandbox_id: str | None
+    request_id: str
+    timeout_s: float
+    streams: bool
+
+
+Reply = (
+    dict[str, Any]
+    | OperationError
+    | Exception
+    | Callable[[Callable[[str], Awaitable[None]] | None], Awaitable[dict[str, Any]]]
+)
+
+
+class ScriptedGateway:
+    """Answers each operation with what the test says, and keeps what was asked."""
+
+    def __init__(self, **replies: Reply) -> None:
+        self.replies, self.asked = replies, list[Asked]()
+
+    async def request(
+        self,
+        op: str,
+        args: Mapping[str, Any],
+        *,
+        sandbox_id: str | None,
+        request_id: str,
+        timeout_s: float,
+        on_progress: Callable[[str], Awaitable[None]] | None = None,
+    ) -> dict[str, Any]:
+        self.asked.append(Asked(op, dict(args), sandbox_id, request_id, timeout_s, on_progress is not None))
+        reply = self.replies[op]
+        if isinstance(reply, Exception):
+            raise reply
+        if callable(reply):
+            return await reply(on_progress)
+        return reply
+
+
+class Called(NamedTuple):
+    text: str
+    structure: dict[str, Any]
+    is_error: bool
+
+
+def shown(result: CallToolResult) -> Called:
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    assert result.structured_content is not None
+    return Called(content.text, result.structured_content, bool(result.is_error))
+
+
+def call(
+    name: str,
+    arguments: dict[str, Any],
+    gateway: ScriptedGateway,
+    options: ServerOptions | None = None,
+    mode: ConnectMode = "legacy",
+) -> Called:
+    async def go() -> Called:
+        async with Client(app.build(options or ServerOptions(), gateway=gateway).server, mode=mode) as client:
+            return shown(await client.call_tool(name, arguments))
+
+    return anyio.run(go)

@@ -1,0 +1,42 @@
+"""Values of the wrong kind, size or alphabet for every argument."""
+
+from __future__ import annotations
+
+# As JSON text: some of it is nothing that json.dumps would write.
+ODD = (
+    "null",
+    "true",
+    "-1",
+    "0.5",
+    "1e400",
+    "-1e400",
+    "NaN",
+    "Infinity",
+    "18446744073709551615",
+    "18446744073709551616",
+    "9" * 4000,
+    "9" * 5000,
+    '""',
+    '"-"',
+    '" "',
+    '"' + "9" * 5000 + '"',
+    '"\\u0000"',
+    '"\\ud800"',
+    '"a\\r\\nb\\u001b[2J\\u009b2J"',
+    '"../../../etc/passwd"',
+    '"' + "x" * 5000 + '"',
+    '"' + "a/" * 3000 + 'b"',
+    "[]",
+    "[[]]",
+    '["a=\\ud800"]',
+    '["\\u0000=1"]',
+    "[null]",
+    "[1e400]",
+    '[{"old_string":"a","new_string":"b","more":-1e400}]',
+    '[{"old_string":1}]',
+    '[{"old_string":"one","new_string":"\\ud800"}]',
+    "[" * 900 + "]" * 900,
+    '"' + "[" * 100000 + '"',
+    "{}",
+    '{"a":{"b":null}}',
+)
