@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
@@ -16,6 +17,11 @@ from tests import in_namespace
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.manager_fixture import Host, hosting, records
 from tests.processes import end_processes_that_name, mounts_that_name, processes_that_name
+
+for _late in ("yaml", "encodings.ascii", "encodings.idna", "zstandard", "stringprep"):
+    importlib.import_module(
+        _late
+    )  # imported late otherwise, when this user cannot read the interpreter's files
 
 Scenario = Callable[["Place"], Coroutine[Any, Any, Any]]
 

@@ -4,7 +4,6 @@ nothing left behind.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -22,11 +21,6 @@ from tests.end_to_end.local_place import Place, User, users
 from tests.end_to_end.local_place import bundle as bundle
 from tests.end_to_end.local_place import ordinary as ordinary
 from tests.end_to_end.manager_fixture import Host
-
-for _late in ("yaml", "encodings.ascii", "encodings.idna", "zstandard", "stringprep"):
-    importlib.import_module(
-        _late
-    )  # what is imported late, while this user can still read the interpreter's files
 
 
 @pytest.fixture(params=[pytest.param("root", marks=pytest.mark.needs("root")), "ordinary"])
