@@ -21,7 +21,7 @@ from benchmarks.harness import Row, Series, check, in_turn, timed, token
 from benchmarks.place import Place, fill
 from benchmarks.rows import fsync_loop, run
 from layerstack.kernel.xattrs import TRUSTED, USER
-from layerstack.layers.capture import seal
+from layerstack.layers.capture import capture_tree
 from layerstack.layers.index_file import build
 from layerstack.store import Store
 from layerstack.tree.disk import DiskTree
@@ -217,7 +217,7 @@ def memory(place: Place) -> Iterator[Row]:
 
 
 def capture(place: Place) -> Iterator[Row]:
-    """Sealing and indexing an upperdir of 10,000 changed files, half of them copied up from the base, beside
+    """Capturing and indexing an upperdir of 10,000 changed files, half of them copied up from the base, beside
     `cp -a` of it.
     """
     stack = Stack(Path(tempfile.mkdtemp(prefix="stack", dir=place.home)), BASE_FILES)
@@ -242,7 +242,7 @@ def capture(place: Place) -> Iterator[Row]:
                 DiskTree(upper_dir, stack.store.form, aside=stack.store.scrap.path),
                 stack.store.snapshot().chain,
             )
-            seal(tree, chain)
+            capture_tree(tree, chain)
             found.append(len(build(tree, chain).changed))
 
         ms = timed(captured)

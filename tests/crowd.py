@@ -1,6 +1,6 @@
 """A crowded tree: so few paths that sessions meet at nearly each of them, with what small trees seldom have.
 
-A directory with more names than sealing lists out when it is made anew, a file beyond the limit of texts,
+A directory with more names than capturing lists out when it is made anew, a file beyond the limit of texts,
 directories with xattrs, files that are alone in their directory, two names of one file, a file with holes.
 `Crowd` does to it what programs do, chosen by a random generator.
 """

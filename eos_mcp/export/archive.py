@@ -30,8 +30,8 @@ from eos_mcp.export.stream import ExportStream, StreamRun, shown
 from eos_mcp.export.voucher import Voucher, find_records
 from layerstack.export import pax
 
-MARK = b".wh."
-OPAQUE_MARK = b".wh..wh..opq"
+WHITEOUT_PREFIX = b".wh."
+OPAQUE_WHITEOUT = b".wh..wh..opq"
 NAMED_MAX = 20
 ZSTD_LEVEL = 3
 ZSTD_THREADS = 4
@@ -144,7 +144,7 @@ class _Archive:
         self._stripped.note(told, header.mode)
         self._out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b""), gnu=True))
         if header.kind == pax.OPAQUE:
-            self._out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
+            self._out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_WHITEOUT, pax.FILE, 0o644)))
         if header.type != pax.DIRECTORY:
             self._note("write", header.path)
         if header.type == pax.SYMLINK:
@@ -158,7 +158,7 @@ class _Archive:
     def _whiteout(self, path: bytes) -> None:
         above, _, name = path.rpartition(b"/")
         self._late.write(
-            pax.encode(pax.Header((above + b"/" if above else b"") + MARK + name, pax.FILE, 0o644))
+            pax.encode(pax.Header((above + b"/" if above else b"") + WHITEOUT_PREFIX + name, pax.FILE, 0o644))
         )
         self._counts["whiteouts_emitted"] += 1
         self._note("delete", path)
@@ -186,7 +186,9 @@ class _Archive:
         """Note a path with the name of a whiteout in it; the export is then refused at the end of the
         stream.
         """
-        if MARK not in path or not any(name.startswith(MARK) for name in path.split(b"/")):
+        if WHITEOUT_PREFIX not in path or not any(
+            name.startswith(WHITEOUT_PREFIX) for name in path.split(b"/")
+        ):
             return False
         if len(self._reserved) < NAMED_MAX:
             self._reserved.append(shown(path))

@@ -4,7 +4,7 @@ before anything is written.
 Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins,
 exports) keep: sizes of regular files as the layers' metadata tell them, several names of one file once.
 Nothing is walked. It errs on the strict side: of files that a session moved within its mount it is not known
-in which layer they lay; they count twice until a squash folds both. Drafts, seals and live sessions are not
+in which layer they lay; they count twice until a squash folds both. Drafts, captured trees and live sessions are not
 counted and never refused: work that a quota refuses stays where it is.
 """
 
@@ -156,7 +156,7 @@ class Sizes:
 
 
 def size_of(tree: Tree, indexed: Indexed) -> int:
-    """Bytes of the regular files of a sealed tree, several names of one file once."""
+    """Bytes of the regular files of a captured tree, several names of one file once."""
     sizes = Sizes()
     for state in map(tree.state, indexed.files()):
         sizes.add(state)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel import content
-from layerstack.kernel.whiteout import get_mark, is_whiteout
+from layerstack.kernel.whiteout import get_overlay_xattr, is_whiteout
 from layerstack.kernel.xattrs import Form
 from layerstack.layers.index_file import PLAIN_FORMAT, IndexRow, format_of, row_of
 from layerstack.tree.state import (
@@ -117,10 +117,10 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
     meta = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
     about = repr((meta, sorted(xattrs.items()))).encode()
     if kind == DIRECTORY:
-        mark = get_mark(full, form.opaque)
-        if mark not in (None, b"y"):
-            say(shown, f"its xattr {form.opaque} is {mark!r}, and only y is written", "its xattrs")
-        opaque = mark == b"y"
+        opaque_value = get_overlay_xattr(full, form.opaque)
+        if opaque_value not in (None, b"y"):
+            say(shown, f"its xattr {form.opaque} is {opaque_value!r}, and only y is written", "its xattrs")
+        opaque = opaque_value == b"y"
         return TreeEntry(path, kind, meta[0], 0, opaque, None, (b"o" if opaque else b"d") + about)
     if kind == LINK:
         digest = hashlib.sha256(os.fsencode(os.readlink(full))).digest()

@@ -153,7 +153,7 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
     of the former are not read.
     """
     cache = Cache(stack.root)
-    seen = Chain((*block, *below.published), below.shelf, below.form)
+    seen = Chain((*block, *below.published), below.path_index, below.form)
     members = {layer.id for layer in block}
     ruled: dict[str, bool] = {}
 
@@ -166,7 +166,7 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
         for directory in ancestors(path):
             if directory not in ruled:
                 name = join(directory, ".gitignore")
-                ruled[directory] = bool(seen.shelf.listing(name)) or seen.base.get(name) is not None
+                ruled[directory] = bool(seen.path_index.listing(name)) or seen.base.get(name) is not None
             if ruled[directory]:
                 return True
         return False
@@ -212,9 +212,9 @@ def _texts(chain: Chain, path: str) -> list[_Text]:
     """List the texts that the layers above the base gave to the path, newest first; unchanged containers left
     out.
     """
-    hits = {layer.id: layer for layer in chain.shelf.listing(path)}
+    hits = {layer.id: layer for layer in chain.path_index.listing(path)}
     for ancestor in ancestors(path):
-        for layer in chain.shelf.covering(ancestor):
+        for layer in chain.path_index.covering(ancestor):
             hits[layer.id] = layer
     found: list[_Text] = []
     for layer in chain.sorted(hits.values()):

@@ -27,7 +27,7 @@ def is_whiteout(status: os.stat_result) -> bool:
 
 def is_plain_file_whiteout(path: str, size: int, form: Form) -> bool:
     """Check whether the regular file at `path` is a whiteout, in the form that needs no device."""
-    return size == 0 and get_mark(path, form.whiteout) is not None
+    return size == 0 and get_overlay_xattr(path, form.whiteout) is not None
 
 
 def make_whiteout(path: str) -> None:
@@ -35,7 +35,7 @@ def make_whiteout(path: str) -> None:
     os.mknod(path, stat.S_IFCHR, 0)
 
 
-def get_mark(path: str, name: str) -> bytes | None:
+def get_overlay_xattr(path: str, name: str) -> bytes | None:
     """Read the xattr `name` of `path` itself, or None."""
     try:
         return os.getxattr(path, name, follow_symlinks=False)
@@ -47,14 +47,14 @@ def get_mark(path: str, name: str) -> bytes | None:
 
 def is_opaque(path: str, form: Form) -> bool:
     """Check whether the directory at `path` is opaque."""
-    return get_mark(path, form.opaque) == b"y"
+    return get_overlay_xattr(path, form.opaque) == b"y"
 
 
 def has_plain_file_whiteouts(path: str, form: Form) -> bool:
     """Check whether whiteouts in the directory at `path` may be plain files."""
-    return get_mark(path, form.opaque) == b"x"
+    return get_overlay_xattr(path, form.opaque) == b"x"
 
 
-def set_opaque(path: str, form: Form) -> None:
+def set_opaque_xattr(path: str, form: Form) -> None:
     """Make the directory at `path` opaque."""
     os.setxattr(path, form.opaque, b"y", follow_symlinks=False)

@@ -13,7 +13,7 @@ from layerstack.errors import StoreCorrupt
 from layerstack.kernel import records
 from layerstack.kernel.xattrs import Form
 from layerstack.layers.chain import Chain
-from layerstack.layers.index import Index, Layer, Shelf, base_layer
+from layerstack.layers.index import Index, Layer, PathIndex, base_layer
 from layerstack.layers.index_file import load_file
 from layerstack.model.manifest import BASE_ID, LayerId, Manifest, reference, squashed_id
 from layerstack.tree.disk import DiskTree
@@ -24,7 +24,7 @@ class Layers:
 
     def __init__(self, root: str, form: Form, lock: threading.RLock) -> None:
         """`lock` is the store's: the table follows the renames into `layers/`, which are done under it."""
-        self.shelf = Shelf()
+        self.path_index = PathIndex()
         self._root, self._form, self._lock = root, form, lock
         self._loaded: dict[str, Layer] = {}
 
@@ -41,7 +41,7 @@ class Layers:
             if there is not None:
                 return there
             if layer.index is not None:
-                self.shelf.add(layer)
+                self.path_index.add(layer)
             self._loaded[layer_id] = layer
         return layer
 
@@ -53,7 +53,7 @@ class Layers:
         """Make the chain of a version's layers with pending layers on top, the topmost first. Raises
         StoreCorrupt.
         """
-        return Chain(self.of(manifest), self.shelf, self._form, private)
+        return Chain(self.of(manifest), self.path_index, self._form, private)
 
     def all(self) -> tuple[Layer, ...]:
         """List the layers in memory: those of the head, and those that a draft, a session or a reader
@@ -75,7 +75,7 @@ class Layers:
         """Drop layers from memory that no record names."""
         with self._lock:
             known = [self._loaded.pop(layer_id) for layer_id in layer_ids if layer_id in self._loaded]
-            self.shelf.drop(*(layer for layer in known if layer.index is not None))
+            self.path_index.drop(*(layer for layer in known if layer.index is not None))
 
     def _read(self, layer_id: str) -> Layer:
         path = f"{self._root}/{reference(layer_id).path}"

@@ -42,7 +42,7 @@ class Captured(NamedTuple):
     """Files that equal the base and are kept for their time alone: a file was made between the two times."""
 
 
-def seal(
+def capture_tree(
     tree: Tree,
     chain: Chain,
     *,
@@ -61,7 +61,7 @@ def seal(
         OSError: the disk refused; the view is unchanged, and another capture continues from there.
     Cost: O(entries of the tree) look-ups; content is read where a file of equal size is below.
     """
-    worker = _Seal(tree, chain, keep or (lambda path: False), slack, is_input)
+    worker = _Capture(tree, chain, keep or (lambda path: False), slack, is_input)
     if keep is None:
         worker.expand("", "")
     worker.prune("", inside=False)
@@ -79,7 +79,7 @@ class Fate(enum.Enum):
     GONE = enum.auto()
 
 
-class _Seal:
+class _Capture:
     def __init__(
         self,
         tree: Tree,
@@ -111,7 +111,7 @@ class _Seal:
             times = tree.state(path).times
             for name in foreign:
                 tree.whiteout(join(path, name))
-            tree.unmark_opaque(path)
+            tree.clear_opaque(path)
             tree.set_times(path, times)
         redirect, opaque = tree.redirect(path), tree.opaque(path)
         if opaque:
@@ -127,11 +127,11 @@ class _Seal:
                 self.expand(join(path, name), None if merges is None else join(merges, name))
         if merges is None:
             if redirect is not None:  # opaque as well as renamed: nothing to fill
-                tree.unmark_redirect(path)
+                tree.clear_redirect(path)
             return
         if merges == path:
             if redirect is not None:  # renamed away and back
-                tree.unmark_redirect(path)
+                tree.clear_redirect(path)
             return
         times = tree.state(path).times
         below = self.chain.find(merges)
@@ -139,9 +139,9 @@ class _Seal:
             here = {child.name for child in children}
             for name in sorted(self.chain.names(merges) - here):
                 self.fill(join(path, name), join(merges, name))
-        tree.mark_opaque(path)
+        tree.set_opaque(path)
         if redirect is not None:
-            tree.unmark_redirect(path)
+            tree.clear_redirect(path)
         for name, kind in children:
             if kind == WHITEOUT:
                 tree.unlink(join(path, name))
@@ -222,7 +222,7 @@ class _Seal:
         if not tree.opaque(path):
             return False, children, None
         if not merges:
-            tree.unmark_opaque(path)
+            tree.clear_opaque(path)
             return False, children, None
         here = [child.name for child in children if child.kind in (FILE, LINK, DIRECTORY)]
         names = self.chain.names(path, stop_above=max(2 * len(here) + self.slack, len(here)))
@@ -332,8 +332,8 @@ class _Seal:
             if name in names and kind == DIRECTORY:
                 below = self.chain.find(join(path, name))
                 if below is not None and below.kind == DIRECTORY:
-                    tree.mark_opaque(join(path, name))
-        tree.unmark_opaque(path)
+                    tree.set_opaque(join(path, name))
+        tree.clear_opaque(path)
         return left
 
     def _retimed(self, path: str, own: State, below: State) -> bool:

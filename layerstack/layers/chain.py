@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from layerstack.errors import NotFound
 from layerstack.kernel.xattrs import Form
-from layerstack.layers.index import Layer, Shelf
+from layerstack.layers.index import Layer, PathIndex
 from layerstack.layers.packed_index import PackedIndex
 from layerstack.model.paths import byte_order, join, parent
 from layerstack.tree.state import DIRECTORY, SPECIAL, WHITEOUT, State
@@ -26,9 +26,9 @@ class Chain:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], shelf: Shelf, form: Form, private: Sequence[Layer] = ()
+        self, layers: Sequence[Layer], path_index: PathIndex, form: Form, private: Sequence[Layer] = ()
     ) -> None:
-        self._fill(tuple(layers), shelf, form, tuple(private))
+        self._fill(tuple(layers), path_index, form, tuple(private))
         self._height: dict[str, int] = {layer.id: at for at, layer in enumerate(reversed(self.published))}
         """Height of each published layer, 0 = lowest. Shared with later chains, whose layers are higher than
         this chain's own.
@@ -38,11 +38,11 @@ class Chain:
         self._drops = -1
 
     def _fill(
-        self, published: tuple[Layer, ...], shelf: Shelf, form: Form, private: tuple[Layer, ...]
+        self, published: tuple[Layer, ...], path_index: PathIndex, form: Form, private: tuple[Layer, ...]
     ) -> None:
         self.private, self.published = private, published
         self.layers = private + published
-        self.shelf, self.form = shelf, form
+        self.path_index, self.form = path_index, form
         self.base = self.layers[-1]
         self._bottom = len(self.layers) - 1
         self._tops: dict[str, tuple[int, bool]] = {}
@@ -52,7 +52,7 @@ class Chain:
         copy of two tuples.
         """
         new = object.__new__(Chain)
-        new._fill((layer, *self.published), self.shelf, self.form, ())
+        new._fill((layer, *self.published), self.path_index, self.form, ())
         new._height = (
             self._height
             if len(self._height) == len(self.published)
@@ -76,7 +76,9 @@ class Chain:
         """
         if self.published[0].version <= version:
             return self
-        return Chain([layer for layer in self.published if layer.version <= version], self.shelf, self.form)
+        return Chain(
+            [layer for layer in self.published if layer.version <= version], self.path_index, self.form
+        )
 
     def sorted(self, layers: Iterable[Layer]) -> list[Layer]:
         """List those of the given layers that are published layers of this version, newest first."""
@@ -87,7 +89,7 @@ class Chain:
         """Check, after each look-up in the path index, that no layer of this chain was dropped before it: the
         look-up would have passed over it and shown older content.
         """
-        drops = self.shelf.drops
+        drops = self.path_index.drops
         if drops != self._drops:
             lost = next((layer for layer in self.published if layer.gone), None)
             if lost is not None:
@@ -109,7 +111,7 @@ class Chain:
                 return rank, layer
         best, who = len(self.layers), None
         for layer in (
-            self.shelf.covering(path) if cover else self.shelf.listing(path)
+            self.path_index.covering(path) if cover else self.path_index.listing(path)
         ):  # newest first, in the order of the layers of a version
             at = self._rank(layer.id)
             if at is not None:
@@ -181,7 +183,9 @@ class Chain:
             (rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None
         ]
         listed = [
-            (rank, layer) for layer in self.shelf.listing(path) if (rank := self._rank(layer.id)) is not None
+            (rank, layer)
+            for layer in self.path_index.listing(path)
+            if (rank := self._rank(layer.id)) is not None
         ]
         hits += sorted(listed, key=lambda hit: hit[0])
         self._complete()

@@ -167,7 +167,7 @@ class _Flatten:
         state = records[0][1].tree.state(path)
         target.put(path, state)
         if hides and merges:
-            target.mark_opaque(path)
+            target.set_opaque(path)
         some = self.fill(path, mask, cut=hides or not merges)
         if not some and not hides and quiet and under is not None and under.times[1] == state.times[1]:
             target.rmdir(path)

@@ -184,7 +184,7 @@ def _placed(layer: Layer, held: tuple[Layer, ...] | None) -> tuple[Layer, ...]:
     return (*held[:at], layer, *held[at:])
 
 
-class Shelf:
+class PathIndex:
     """All indexed layers of a store by path, and the newest version that changed it. Readers take no lock:
     values are replaced, never edited.
 

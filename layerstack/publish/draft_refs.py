@@ -10,7 +10,7 @@ import os
 from layerstack.core.stack import Stack
 from layerstack.errors import Busy, NotFound, StoreCorrupt
 from layerstack.kernel import fsync
-from layerstack.layers.capture import seal
+from layerstack.layers.capture import capture_tree
 from layerstack.layers.hard_links import split_links
 from layerstack.layers.index import Layer
 from layerstack.layers.index_file import build
@@ -50,7 +50,7 @@ def preview(stack: Stack, draft_id: str) -> Preview:
         base = stack.layers.chain(manifest)
         assert isinstance(layer.tree, DiskTree)
         tree = MemoryTree.load(layer.tree)
-        dropped, linked, _ = seal(tree, base)
+        dropped, linked, _ = capture_tree(tree, base)
         found = preview_tree(
             stack, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id)
         )

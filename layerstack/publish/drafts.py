@@ -1,7 +1,7 @@
 """Drafts: captured work that was not published, kept with its base until it is published or discarded.
 
     drafts/<id>/draft.json    base version and its layers (the lease), origin, reason
-    drafts/<id>/layer/        the sealed work, immutable: a session opened from it mounts it as a private
+    drafts/<id>/layer/        the captured work, immutable: a session opened from it mounts it as a private
                               layer
 
 `draft.json` is durable before the work is renamed in: a folder without `layer` is the start of a draft whose
@@ -76,7 +76,7 @@ def keep(
     reason: str,
     upper: str,
 ) -> Draft:
-    """Make a draft of sealed work: its tree is renamed, not copied. Durable on return.
+    """Make a draft of captured work: its tree is renamed, not copied. Durable on return.
 
     Raises:
         OSError: the disk refused; the work is where it was or, if it refused that too, in a draft.

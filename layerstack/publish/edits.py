@@ -1,4 +1,4 @@
-"""Edits: what a plan changes in a clone of sealed work, so that it shows the merge on top of the head."""
+"""Edits: what a plan changes in a clone of captured work, so that it shows the merge on top of the head."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Whiteout(NamedTuple):
         tree.whiteout(self.path)
 
 
-class Reseal(NamedTuple):
-    """Nothing to edit, but the directory must be sealed once more, against the head."""
+class Recapture(NamedTuple):
+    """Nothing to edit, but the directory must be captured once more, against the head."""
 
     path: str
 
@@ -72,4 +72,4 @@ class Reseal(NamedTuple):
         return
 
 
-Edit = Drop | Bring | Attributes | Write | Whiteout | Reseal
+Edit = Drop | Bring | Attributes | Write | Whiteout | Recapture

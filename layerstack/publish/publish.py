@@ -1,4 +1,4 @@
-"""Sealed work -> one layer on top of the head, or every conflict and no change.
+"""Captured work -> one layer on top of the head, or every conflict and no change.
 
 Planning, hashing, merging and the data's fsyncs happen outside the store lock; under it there are renames and
 the fsyncs of the manifest. A head that moved in that time is harmless if no newer layer meets our paths; else
@@ -22,7 +22,7 @@ from layerstack.core.stack import Stack
 from layerstack.errors import PublishRejected
 from layerstack.kernel import fsync
 from layerstack.kernel import records as documents
-from layerstack.layers.capture import seal
+from layerstack.layers.capture import capture_tree
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Index, Layer
 from layerstack.layers.index_file import Indexed, build, known_digests
@@ -55,7 +55,7 @@ ROUNDS = 3
 
 
 class Work(NamedTuple):
-    """Sealed, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir
+    """Captured, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir
     again. Its indexes' rows have times.
     """
 
@@ -107,18 +107,18 @@ def apply(tree: Tree, edits: Iterable[Edit]) -> None:
 def settle(
     tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, roles: Roles | None = None
 ) -> Collection[str]:
-    """Apply the edits, then seal against the head what they may have made equal to it. Only subtrees that
+    """Apply the edits, then capture against the head what they may have made equal to it. Only subtrees that
     newer layers meet are entered.
 
     Returns:
         With `roles`, the files that stay for their time alone in what was entered.
     """
     apply(tree, edits)
-    shelf = head.shelf
-    return seal(
+    path_index = head.path_index
+    return capture_tree(
         tree,
         head,
-        keep=lambda path: shelf.untouched(path, version),
+        keep=lambda path: path_index.untouched(path, version),
         is_input=None if roles is None else roles.is_input,
     ).touched
 
@@ -353,7 +353,7 @@ def _containers_met(stack: Stack, indexed: Indexed, version: int, head: Manifest
     Such a directory is an ignored one that the head removed.
     """
     return head.version != version and any(
-        row.record.quiet and not stack.layers.shelf.untouched(row.path, version)
+        row.record.quiet and not stack.layers.path_index.untouched(row.path, version)
         for row in indexed.rows
         if row.path
     )
@@ -419,7 +419,7 @@ def _commit(
     layer = stack.layers.new(
         published_id(version, ready.indexed.digest), version, ready.indexed.records, about
     )
-    stack.layers.shelf.add(layer)
+    stack.layers.path_index.add(layer)
     named = False
     told = ready.planned.notices + (() if ready.settled is None else ready.settled.notices)
     try:
@@ -447,12 +447,12 @@ def _commit(
                     if (times := ready.settled.own.to_json()) != about[TIMES]:
                         about[TIMES] = times
                         _write_about(ready.metadata)
-                stack.layers.shelf.drop(layer)
+                stack.layers.path_index.drop(layer)
                 version = head.version + 1
                 layer = stack.layers.new(
                     published_id(version, ready.indexed.digest), version, ready.indexed.records, about
                 )
-                stack.layers.shelf.add(layer)
+                stack.layers.path_index.add(layer)
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, told, work.dropped)
             try:
@@ -471,4 +471,4 @@ def _commit(
         raise
     finally:
         if not named:
-            stack.layers.shelf.drop(layer)
+            stack.layers.path_index.drop(layer)

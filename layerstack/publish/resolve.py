@@ -1,8 +1,8 @@
-"""Plan and resolve: sealed work on its base, a head that moved on -> every conflict, or what must change in
+"""Plan and resolve: captured work on its base, a head that moved on -> every conflict, or what must change in
 the layer.
 
 The outcome is a function of three trees, base, ours and head, alone. Which paths are looked at comes from the
-versions of the layers (`Shelf`); the verdict is always the decision table on real states. Subtrees that
+versions of the layers (`PathIndex`); the verdict is always the decision table on real states. Subtrees that
 nothing newer meets are not entered.
 """
 
@@ -16,7 +16,7 @@ from layerstack.model.conflict import Conflict, Hunk, Notice
 from layerstack.model.paths import ancestors
 from layerstack.model.paths import parent as parent_of
 from layerstack.publish.decide import Verdict, decide
-from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Reseal, Whiteout, Write
+from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Recapture, Whiteout, Write
 from layerstack.publish.meeting_report import Findings, Report
 from layerstack.publish.three_trees import Meeting, Three, Trees
 from layerstack.tree.state import DIRECTORY, WHITEOUT, State
@@ -83,7 +83,7 @@ class _Merge:
 
     def __init__(self, meeting: Meeting) -> None:
         trees = self.trees = Trees(meeting)
-        self.shelf, self.rules, self.version = meeting.head.shelf, meeting.rules, meeting.version
+        self.path_index, self.rules, self.version = meeting.head.path_index, meeting.rules, meeting.version
         self.derived = trees.derived
         self.taken: set[str] = set()  # ignored directories of ours that win over what the head has there
         units = decided_units(trees.own, trees.newer, trees.base, meeting.rules.units, trees.sides)
@@ -186,13 +186,13 @@ class _Merge:
     # the walk
 
     def visit_root(self) -> None:
-        if "" in self.forced or self.shelf.touched("", self.version):
+        if "" in self.forced or self.path_index.touched("", self.version):
             self.visit("", Above.NOTHING)
 
     def visit(self, path: str, above: Above) -> bool:
         if path in self.forced:
             return self.visit_forced(path, above)
-        if self.shelf.covered(path, self.version):
+        if self.path_index.covered(path, self.version):
             above |= Above.COVERED
         rec = self.trees.index[path]
         if rec.kind == WHITEOUT:
@@ -215,7 +215,7 @@ class _Merge:
         """
         stays, met = path in self.filled, bool(above & (Above.GONE | Above.COVERED))
         for child in self.trees.children(path):
-            if met or child in self.forced or self.shelf.touched(child, self.version):
+            if met or child in self.forced or self.path_index.touched(child, self.version):
                 stays = self.visit(child, above) or stays
             else:
                 stays = True
@@ -321,13 +321,13 @@ class _Merge:
         left = self.visit_children(path, inner)
         if rec.opaque and not hides:
             self.bring_below(path)
-            self.edits.append(Reseal(path))
+            self.edits.append(Recapture(path))
         if left or hides or rec.opaque:
             return True
         if (
             now.meta == h.meta and now.xattrs == h.xattrs
         ):  # nothing of ours is left; the root stays, and is seen to change nothing
-            self.edits.append(Drop(path) if path else Reseal(path))
+            self.edits.append(Drop(path) if path else Recapture(path))
             return not path
         return True
 

@@ -20,9 +20,11 @@ def trees_of(stack: Stack, dead: Dead, session_id: str) -> list[str]:
     if f"{folder}/session.json" not in stack.damaged:
         dead.get(session_id)
     private = f"{folder}/private"
-    sealed = sorted(os.listdir(private), reverse=True) if os.path.isdir(private) else []
+    captured = sorted(os.listdir(private), reverse=True) if os.path.isdir(private) else []
     return [
-        path for path in (f"{folder}/upper", *(f"{private}/{name}" for name in sealed)) if os.path.isdir(path)
+        path
+        for path in (f"{folder}/upper", *(f"{private}/{name}" for name in captured))
+        if os.path.isdir(path)
     ]
 
 

@@ -31,7 +31,7 @@ def load_all(stack: Stack) -> Manifest:
             names it.
     """
     head = _manifest(f"{stack.root}/manifest.json")
-    for layer in head.layers:  # newest first: what an older one touched rises no mark of the shelf
+    for layer in head.layers:  # newest first, so that adding an older layer never raises `touch` or `sub`
         stack.layers.get(layer.layer_id)
     _check_versions(stack, head)
     kept = drafts.all_of(stack)

@@ -20,7 +20,7 @@ from layerstack.errors import Invalid, NotFound, PublishRejected, StoreCorrupt
 from layerstack.kernel import fsync, overlay
 from layerstack.kernel.fsync import Step
 from layerstack.layers import delta
-from layerstack.layers.capture import seal
+from layerstack.layers.capture import capture_tree
 from layerstack.layers.chain import Chain
 from layerstack.layers.flatten import flatten
 from layerstack.layers.flattened_tree import FoldedTree
@@ -64,10 +64,10 @@ class Upper:
         self, stack: Stack, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease
     ) -> None:
         self._stack, self._identity, self._manifest, self._lease = stack, identity, manifest, lease
-        self._base = Chain(chain.published, chain.shelf, chain.form) if chain.private else chain
+        self._base = Chain(chain.published, chain.path_index, chain.form) if chain.private else chain
         self._chain = chain
         self._lock = threading.RLock()
-        self._sealed = False  # True once a capture began, complete or not: this upperdir may not be mounted
+        self._captured = False  # True once a capture began, complete or not: this upperdir may not be mounted
         self._ended = False
         self._late: CommitUnsynced | None = None
         self._dropped: tuple[str, ...] = ()
@@ -202,10 +202,10 @@ class Upper:
             stack = self._stack
             self._renew()
             tree = MemoryTree.load(self._tree())
-            dropped, linked, _ = seal(tree, self._chain)
+            dropped, linked, _ = capture_tree(tree, self._chain)
             if self._chain.private:
                 tree = MemoryTree.load(FoldedTree(self._block(tree), self._base))
-                left_out, linked, _ = seal(tree, self._base)
+                left_out, linked, _ = capture_tree(tree, self._base)
                 dropped += left_out
             self._split = split_links(tree, self._base, linked)
             found = preview(
@@ -335,9 +335,9 @@ class Upper:
             )
             undo.pop_all()
             private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
-            self._identity, self._manifest, self._number, self._sealed = who, head, number, False
+            self._identity, self._manifest, self._number, self._captured = who, head, number, False
             self._chain = stack.layers.chain(head, private)
-            self._base = Chain(self._chain.published, self._chain.shelf, self._chain.form)
+            self._base = Chain(self._chain.published, self._chain.path_index, self._chain.form)
         return seen - merged, merged, notices
 
     def to_draft(self, *, reason: str) -> Draft | None:
@@ -452,7 +452,7 @@ class Upper:
         """
         stack = self._stack
         self._renew()
-        sealed, changed = self._sealed, False
+        was_captured, changed = self._captured, False
 
         def step(name: str) -> None:
             nonlocal changed
@@ -460,14 +460,16 @@ class Upper:
             stack.step(name)
 
         tree: DiskTree = self._tree(step)
-        self._sealed = True
+        self._captured = True
         roles = self._roles()
         try:
-            sealed_now = seal(tree, self._chain, is_input=roles.is_input)
-            self._dropped += sealed_now.dropped
+            captured = capture_tree(tree, self._chain, is_input=roles.is_input)
+            self._dropped += captured.dropped
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG and not changed:
-                self._sealed = sealed  # nothing was changed: the session can still remove the long path
+                self._captured = (
+                    was_captured  # nothing was changed: the session can still remove the long path
+                )
             raise
         dropped = self._dropped
         with stack.scrap.scrap() as scrap:
@@ -475,11 +477,11 @@ class Upper:
                 folded = DiskTree(scrap("fold"), stack.form, aside=stack.scrap.path, step=stack.step)
                 make_directory(folded.root, tree.state(""))
                 flatten(self._block(tree), self._base, folded)
-                sealed_now = seal(folded, self._base, is_input=roles.is_input)
-                dropped += sealed_now.dropped
+                captured = capture_tree(folded, self._base, is_input=roles.is_input)
+                dropped += captured.dropped
                 tree = folded
-            self._split = split_links(tree, self._base, sealed_now.linked)
-            touched = sealed_now.touched.__contains__ if sealed_now.touched else None
+            self._split = split_links(tree, self._base, captured.linked)
+            touched = captured.touched.__contains__ if captured.touched else None
             indexed = build(tree, self._base, leaving=True, touched=touched)
             try:
                 yield Work(tree, indexed, self._manifest.version, self._base, dropped, written=roles.written)
@@ -492,16 +494,16 @@ class Upper:
 
     def _set_aside(self) -> None:
         """Make captured work a pending layer, and replace it by a new empty upperdir."""
-        if not self._sealed:
+        if not self._captured:
             return
         stack, tree = self._stack, self._tree()
         if os.path.isdir(self.upperdir):
-            found = seal(tree, self._chain, is_input=self._roles().is_input)
+            found = capture_tree(tree, self._chain, is_input=self._roles().is_input)
             self._dropped += found.dropped
             touched = found.touched.__contains__ if found.touched else None
             index = build(tree, self._chain, hashes=False, touched=touched).records
             if len(index) == 1 and index[""].quiet:
-                self._sealed = False  # it is empty: it can be mounted as it is
+                self._captured = False  # it is empty: it can be mounted as it is
                 return
             private = f"{self.directory}/private"
             if not os.path.isdir(private):
@@ -517,10 +519,10 @@ class Upper:
                 index,
             )
             self._chain = Chain(
-                self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private)
+                self._chain.published, self._chain.path_index, stack.form, (layer, *self._chain.private)
             )
         self._renew()
-        self._sealed = False
+        self._captured = False
 
     def _renew(self) -> None:
         """Make a missing upperdir.
@@ -548,7 +550,7 @@ class Upper:
                 build(tree, self._chain, hashes=False).records,
             )
             self._chain = Chain(
-                self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private)
+                self._chain.published, self._chain.path_index, stack.form, (layer, *self._chain.private)
             )
             self._number = int(name)
 

@@ -72,7 +72,7 @@ def plan(stack: Stack, chain: Chain) -> list[SquashRun]:
     for at, layer in enumerate(layers):
         if layer.is_base or layer.id in stops or layer.id in stack.unfoldable:
             if at - start >= 2:
-                runs.append(SquashRun(layers[start:at], Chain(layers[at:], chain.shelf, chain.form)))
+                runs.append(SquashRun(layers[start:at], Chain(layers[at:], chain.path_index, chain.form)))
             start = at + 1
     return runs
 

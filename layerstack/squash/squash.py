@@ -283,7 +283,7 @@ def _commit(
             for name, one in zip(named.names, fit, strict=True)
         ]
         for layer, _ in folded:
-            stack.layers.shelf.add(layer)
+            stack.layers.path_index.add(layer)
         late: CommitUnsynced | None = None
         try:
             arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in folded]
@@ -292,7 +292,7 @@ def _commit(
             late = error
         except BaseException:
             for layer, _ in folded:
-                stack.layers.shelf.drop(layer)
+                stack.layers.path_index.drop(layer)
             raise
         settled = finish.settle(stack, [layer for layer, _ in folded], named.rewritten)
         stack.unsettled = stack.unsettled or not settled

@@ -103,12 +103,12 @@ class IgnoreRules:
         if not path:
             return False
         if is_dir and (known := self._known.get(path)) is not None:
-            return known.sealed
+            return known.excluded
         above = self._directory(parent(path))
-        if above.sealed:
+        if above.excluded:
             return True
         if is_dir:
-            return self._directory(path).sealed
+            return self._directory(path).excluded
         return _decide(path, False, above.files)
 
     def _directory(self, path: str) -> _IgnoreDirectory:
@@ -134,8 +134,8 @@ class IgnoreRules:
 
     def _read_directory(self, at: str, above: _IgnoreDirectory) -> _IgnoreDirectory:
         self.weight += _DIRECTORY_BYTES
-        if above.sealed or (at and _decide(at, True, above.files)):
-            return _SEALED
+        if above.excluded or (at and _decide(at, True, above.files)):
+            return _EXCLUDED
         name = f"{at}/.gitignore" if at else ".gitignore"
         data = self._read(name)
         try:
@@ -155,11 +155,11 @@ class _IgnoreDirectory(NamedTuple):
     above the file, its rules).
     """
 
-    sealed: bool
+    excluded: bool
     files: tuple[tuple[int, RuleSet], ...]
 
 
-_SEALED = _IgnoreDirectory(True, ())
+_EXCLUDED = _IgnoreDirectory(True, ())
 
 
 def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> bool:

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol, overload
 
 from layerstack.kernel.fsync import Step, best_effort, no_step, remove_tree
 from layerstack.kernel.whiteout import (
-    get_mark,
+    get_overlay_xattr,
     has_plain_file_whiteouts,
     is_opaque,
     is_whiteout,
     make_whiteout,
-    set_opaque,
+    set_opaque_xattr,
 )
 from layerstack.kernel.xattrs import Form
 from layerstack.model.paths import join
@@ -114,9 +114,9 @@ class Tree(Protocol):
         """Make a whiteout, in the place of anything but a directory."""
         ...
 
-    def mark_opaque(self, path: str) -> None: ...
-    def unmark_opaque(self, path: str) -> None: ...
-    def unmark_redirect(self, path: str) -> None: ...
+    def set_opaque(self, path: str) -> None: ...
+    def clear_opaque(self, path: str) -> None: ...
+    def clear_redirect(self, path: str) -> None: ...
     def unlink(self, path: str) -> None: ...
     def rmdir(self, path: str) -> None: ...
     def remove(self, path: str) -> None:
@@ -218,7 +218,7 @@ class DiskTree:
         return [name for name, kind in self.scan(path) if kind == FILE and self.state(join(path, name)).hides]
 
     def redirect(self, path: str) -> str | None:
-        value = get_mark(self.full(path), self.form.redirect)
+        value = get_overlay_xattr(self.full(path), self.form.redirect)
         return None if value is None else os.fsdecode(value)
 
     def _aside(self) -> str:
@@ -271,15 +271,15 @@ class DiskTree:
         else:
             make_whiteout(self.full(path))
 
-    def mark_opaque(self, path: str) -> None:
+    def set_opaque(self, path: str) -> None:
         self.step("seal.opaque")
-        set_opaque(self.full(path), self.form)
+        set_opaque_xattr(self.full(path), self.form)
 
-    def unmark_opaque(self, path: str) -> None:
+    def clear_opaque(self, path: str) -> None:
         self.step("seal.unopaque")
         os.removexattr(self.full(path), self.form.opaque, follow_symlinks=False)
 
-    def unmark_redirect(self, path: str) -> None:
+    def clear_redirect(self, path: str) -> None:
         self.step("seal.unredirect")
         os.removexattr(self.full(path), self.form.redirect, follow_symlinks=False)
 
@@ -327,7 +327,7 @@ def clone(source: DiskTree, target: DiskTree) -> None:
         state = source.state(path)
         make_directory(target.full(path), state, times=False)
         if source.opaque(path):
-            set_opaque(target.full(path), target.form)
+            set_opaque_xattr(target.full(path), target.form)
         for name, kind in source.scan(path):
             child = join(path, name)
             if kind == DIRECTORY:

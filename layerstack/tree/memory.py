@@ -134,14 +134,14 @@ class MemoryTree:
     def whiteout(self, path: str) -> None:
         self._own(parent_of(path)).children[path.rpartition("/")[2]] = _GONE
 
-    def mark_opaque(self, path: str) -> None:
+    def set_opaque(self, path: str) -> None:
         self._own(path).opaque = True
 
-    def unmark_opaque(self, path: str) -> None:
+    def clear_opaque(self, path: str) -> None:
         node = self._own(path)
         node.opaque, node.foreign = False, False
 
-    def unmark_redirect(self, path: str) -> None:
+    def clear_redirect(self, path: str) -> None:
         self._own(path).redirect = False
 
     def unlink(self, path: str) -> None:

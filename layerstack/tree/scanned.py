@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from layerstack.kernel.fsync import Step, no_step
-from layerstack.kernel.whiteout import get_mark
+from layerstack.kernel.whiteout import get_overlay_xattr
 from layerstack.kernel.xattrs import Form
 from layerstack.tree.disk import DirectoryEntry, DiskTree
 from layerstack.tree.state import State
@@ -58,19 +58,19 @@ class SeenTree(DiskTree):
                 self._states[path] = found
         return found
 
-    def _mark(self, path: str) -> bytes | None:
+    def _opaque_xattr(self, path: str) -> bytes | None:
         if path in self._marks:
             return self._marks[path]
-        found = get_mark(self.full(path), self.form.opaque)
+        found = get_overlay_xattr(self.full(path), self.form.opaque)
         if self._has_room():
             self._marks[path] = found
         return found
 
     def opaque(self, path: str) -> bool:
-        return self._mark(path) == b"y"
+        return self._opaque_xattr(path) == b"y"
 
     def foreign(self, path: str) -> list[str] | None:
-        return super().foreign(path) if self._mark(path) == b"x" else None
+        return super().foreign(path) if self._opaque_xattr(path) == b"x" else None
 
     def set_times(self, path: str, times: tuple[int, int]) -> None:
         self._forget()

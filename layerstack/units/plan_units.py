@@ -62,7 +62,7 @@ def _unnamed(own: Layer, newer: Sequence[Layer], base: Chain) -> Iterator[Unit]:
     listed: set[str] = set()
     hidden: dict[str, bool] = {}
     for path, rec in (own.index or {}).items():
-        if rec.covers and base.shelf.touched(path, own.version):
+        if rec.covers and base.path_index.touched(path, own.version):
             found = base.find(path)
             if found is not None and found.kind == DIRECTORY:
                 listed.update(below for layer in newer for below in layer.under(path))
@@ -70,7 +70,7 @@ def _unnamed(own: Layer, newer: Sequence[Layer], base: Chain) -> Iterator[Unit]:
             continue
         folder = parent(path)
         if folder not in hidden:
-            hidden[folder] = any(base.shelf.covered(above, own.version) for above in ancestors(path))
+            hidden[folder] = any(base.path_index.covered(above, own.version) for above in ancestors(path))
         if hidden[folder]:
             listed.add(path)
     for path in listed:

@@ -86,7 +86,7 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
         assert "processes_ended" not in error["details"]
         looked = sandbox.shell(
             "kill -0 $(cat /tmp/pid) && stat -c %s mine", session
-        )  # its processes go on: nothing was sealed
+        )  # its processes go on: nothing was captured
         assert (looked["exit_code"], looked["output"].strip()) == (0, "1000")
 
         ran = sandbox.shell("head -c 950 /dev/zero > once")

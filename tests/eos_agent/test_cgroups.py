@@ -21,7 +21,7 @@ import pytest
 
 from eos_agent.kernel import cgroup_fs, cgroups, oom
 from eos_agent.kernel.harden import permitted_capabilities
-from eos_agent.kernel.process_tag import Marks
+from eos_agent.kernel.process_tag import ProcessTags
 from eos_agent.kernel.session_cgroup import SessionGroup
 from eos_mcp.config.model import BUILT_IN_PROFILES
 from eos_mcp.providers.limits import of_profile
@@ -603,7 +603,7 @@ def test_what_is_frozen_moves_only_when_all_have_thawed_it_and_a_command_is_kill
     pids: list[int] = []
     readers: list[int] = []
     limits = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-    marks = [Marks().take(), 0]
+    marks = [ProcessTags().set_next(), 0]
     resource.setrlimit(resource.RLIMIT_MSGQUEUE, limits)
     for mark in marks:
         readable, writable = os.pipe()

@@ -122,7 +122,7 @@ def test_a_write_creates_parents_and_leaves_no_passing_name(tree: Tree) -> None:
 def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_from_a_file_that_somebody_wrote(
     tree: Tree,
 ) -> None:
-    """The child dies at the rename: sealing leaves out what it leaves."""
+    """The child dies at the rename: capturing leaves out what it leaves."""
     tree.put("f", b"old", 0o640)
 
     def die(*_args: Any, **_more: Any) -> None:

@@ -282,7 +282,7 @@ def test_one_shot_commands_started_together_share_a_base_and_exactly_one_wins(ag
 
 
 def test_explicit_sessions_published_at_once_let_one_win_and_the_others_go_on(agent: Agent) -> None:
-    """Those that lose only at the commit, after a clean preview, get a new mount on their sealed work."""
+    """Those that lose only at the commit, after a clean preview, get a new mount on their captured work."""
     sessions = [agent.session() for _ in range(6)]
     for number, session in enumerate(sessions):
         agent.run(

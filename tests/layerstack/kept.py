@@ -1,7 +1,7 @@
 """What a publication keeps beside the states of paths: times, names of one file, holes. None of it is
 compared, and none of it is invented.
 
-publish-rules 12: a time is that of the side that a path was taken from, and what sealing and merging do to
+publish-rules 12: a time is that of the side that a path was taken from, and what capturing and merging do to
 directories leaves none; names of one file stay names of one file among what a session changed; holes stay
 holes.
 """

@@ -49,13 +49,13 @@ def conflict_check_off() -> None:
 
 def ancestors_ignored() -> None:
     """A directory that one side removed or replaced is not held against what the other side did in it."""
-    real = index.Shelf.add
+    real = index.PathIndex.add
 
-    def add(self: index.Shelf, layer: index.Layer) -> None:
+    def add(self: index.PathIndex, layer: index.Layer) -> None:
         real(self, layer)
         self.cover.clear()
 
-    replace(index.Shelf, "add", add)
+    replace(index.PathIndex, "add", add)
     replace(resolve._Merge, "hidden", nothing)
 
 
@@ -68,20 +68,20 @@ def opaque_dropped() -> None:
     """A directory that was removed and made again merges with the one that it replaced: what was in that is
     back.
     """
-    real = capture._Seal.prune
+    real = capture._Capture.prune
 
     def prune(self: Any, path: str, *, inside: bool) -> bool:
         if self.tree.opaque(path):
-            self.tree.unmark_opaque(path)
+            self.tree.clear_opaque(path)
         kept: bool = real(self, path, inside=inside)
         return kept
 
-    replace(capture._Seal, "prune", prune)
+    replace(capture._Capture, "prune", prune)
 
 
 def whiteout_dropped() -> None:
     """A file that was removed is back after the publish."""
-    real = capture._Seal.prune
+    real = capture._Capture.prune
 
     def prune(self: Any, path: str, *, inside: bool) -> bool:
         for name, kind in self.tree.scan(path):
@@ -90,7 +90,7 @@ def whiteout_dropped() -> None:
         kept: bool = real(self, path, inside=inside)
         return kept
 
-    replace(capture._Seal, "prune", prune)
+    replace(capture._Capture, "prune", prune)
 
 
 def mode_dropped() -> None:
@@ -154,17 +154,17 @@ def merge_takes_ours() -> None:
 
 def index_stale() -> None:
     """What a layer touched is not entered in the maps of versions: later publishes take it for untouched."""
-    real = index.Shelf.add
+    real = index.PathIndex.add
 
-    def add(self: index.Shelf, layer: index.Layer) -> None:
+    def add(self: index.PathIndex, layer: index.Layer) -> None:
         before = dict(self.touch), dict(self.sub), dict(self.cover)
         real(self, layer)
         self.touch, self.sub, self.cover = before
 
-    replace(index.Shelf, "add", add)
+    replace(index.PathIndex, "add", add)
 
 
-# Single rules of sealing, merging and folding
+# Single rules of capturing, merging and folding
 
 
 def marks_stay_on_new_directories() -> None:
@@ -173,13 +173,13 @@ def marks_stay_on_new_directories() -> None:
     """
 
     def spare(kind: Any) -> None:
-        real = kind.unmark_opaque
+        real = kind.clear_opaque
 
         def unmark(self: Any, path: str) -> None:
             if sys._getframe(1).f_code.co_name != "prune":
                 real(self, path)
 
-        replace(kind, "unmark_opaque", unmark)
+        replace(kind, "clear_opaque", unmark)
 
     spare(disk.DiskTree)
     spare(memory.MemoryTree)
@@ -221,21 +221,21 @@ def a_touch_is_a_change() -> None:
 
 def a_fifo_gives_its_place_back() -> None:
     """rm f, mkfifo f: the FIFO is left out, and the base's f comes back."""
-    real = capture._Seal._special
-    replace(capture._Seal, "_special", lambda self, path, over: real(self, path, over=False))
+    real = capture._Capture._special
+    replace(capture._Capture, "_special", lambda self, path, over: real(self, path, over=False))
 
 
 def renamed_directories_are_not_filled() -> None:
     """mv d e: e holds only what the session itself wrote."""
-    replace(capture._Seal, "fill", nothing)
+    replace(capture._Capture, "fill", nothing)
 
 
 def rejected_work_stays_an_upper() -> None:
-    """Sealed work is mounted as an upperdir again: it writes into what other layers share."""
+    """Captured work is mounted as an upperdir again: it writes into what other layers share."""
     real = upper.Upper._set_aside
 
     def keep(self: Any) -> None:
-        self._sealed = self._sealed and not os.path.isdir(self.upperdir)
+        self._captured = self._captured and not os.path.isdir(self.upperdir)
         real(self)
 
     replace(upper.Upper, "_set_aside", keep)
@@ -253,7 +253,7 @@ def squash_drops_whiteouts() -> None:
 
 def squash_drops_opaque_marks() -> None:
     """A directory that hid what is below merges with it after folding."""
-    replace(squash._FoldedTree, "mark_opaque", nothing)
+    replace(squash._FoldedTree, "set_opaque", nothing)
 
 
 def squash_leaves_versions_inside_a_block_open() -> None:

@@ -169,7 +169,7 @@ class StackMatchesModel(RuleBasedStateMachine):
     )
     def begin(self, tree: Tree, slack: int, seen: int) -> None:
         scanned.SEEN_MAX = seen  # a part of what was looked at is remembered, as in large trees
-        (capture.seal.__kwdefaults__ or {})["slack"] = (
+        (capture.capture_tree.__kwdefaults__ or {})["slack"] = (
             slack  # with little slack, opaque marks stay, as they do in large directories
         )
         self.folder = tempfile.mkdtemp(dir=self.parent)

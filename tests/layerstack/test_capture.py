@@ -1,4 +1,4 @@
-"""Sealing an upperdir: the layer on disk is plain and says only what changed."""
+"""Capturing an upperdir: the layer on disk is plain and says only what changed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shutil
 
 from layerstack.kernel import tempnames
 from layerstack.kernel.whiteout import is_opaque, is_whiteout
-from layerstack.layers.capture import seal
+from layerstack.layers.capture import capture_tree
 from layerstack.layers.index_file import build
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.memory import MemoryTree
 from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 
-def sealed(session: Session) -> dict[str, str]:
-    """Seal, once more to see that nothing happens then, and say what the upperdir holds: kinds as in the
+def captured(session: Session) -> dict[str, str]:
+    """Capture, once more to see that nothing happens then, and say what the upperdir holds: kinds as in the
     index, `o` for opaque.
     """
     session.umount()
@@ -23,11 +23,11 @@ def sealed(session: Session) -> dict[str, str]:
     steps: list[str] = []
     tree = DiskTree(upper.upperdir, stack.form, aside=os.path.dirname(upper.workdir), step=steps.append)
     in_memory = MemoryTree.load(tree)
-    seal(in_memory, stack)
-    seal(tree, stack)
+    capture_tree(in_memory, stack)
+    capture_tree(tree, stack)
     steps.clear()
-    seal(tree, stack)
-    assert steps == [], "sealing what is sealed does nothing"
+    capture_tree(tree, stack)
+    assert steps == [], "capturing what is captured does nothing"
     index = build(tree, stack).records
     assert build(in_memory, stack).records == index, "a preview sees the same layer"
     return {
@@ -40,7 +40,7 @@ def test_trap_1_a_new_directory_is_not_opaque_in_the_layer(stack: Stack) -> None
     a = stack.session()
     put(a.at("n/x"))
     put(a.at("d/m/y"))
-    assert sealed(a) == {"n": "d", "n/x": "f", "d": "q", "d/m": "d", "d/m/y": "f"}
+    assert captured(a) == {"n": "d", "n/x": "f", "d": "q", "d/m": "d", "d/m/y": "f"}
     assert not is_opaque(f"{a.upper.upperdir}/n", stack.form) and not is_opaque(
         f"{a.upper.upperdir}/d/m", stack.form
     )
@@ -53,7 +53,7 @@ def test_a_directory_that_was_emptied_and_made_again_stays_opaque_when_whiteouts
     a = stack.session()
     shutil.rmtree(a.at("d"))
     put(a.at("d/x"))
-    assert sealed(a) == {"d": "o", "d/x": "f"}
+    assert captured(a) == {"d": "o", "d/x": "f"}
 
 
 @on_a_stack({"d/a": "a\n", "d/b": "b\n", "d/e/c": "c\n"})
@@ -62,7 +62,7 @@ def test_a_directory_that_was_made_again_with_most_of_its_content_becomes_a_plai
     shutil.rmtree(a.at("d"))
     put(a.at("d/a"), "a\n")
     put(a.at("d/new"))
-    assert sealed(a) == {"d": "q", "d/b": "w", "d/e": "w", "d/new": "f"}
+    assert captured(a) == {"d": "q", "d/b": "w", "d/e": "w", "d/new": "f"}
 
 
 @on_a_stack({"d/a": "a\n", "d/e/c": "c\n", "d/e/g": "g\n"}, forms=("trusted",))
@@ -71,7 +71,7 @@ def test_a_renamed_directory_becomes_an_opaque_one_or_a_new_one_with_all_it_held
     os.rename(a.at("d"), a.at("e"))
     os.rename(a.at("e/e"), a.at("deep"))
     os.unlink(a.at("deep/g"))
-    assert sealed(a) == {"d": "w", "e": "d", "e/a": "f", "deep": "d", "deep/c": "f"}
+    assert captured(a) == {"d": "w", "e": "d", "e/a": "f", "deep": "d", "deep/c": "f"}
 
 
 @on_a_stack({"d/a": "a\n"}, forms=("trusted",))
@@ -79,7 +79,7 @@ def test_a_directory_renamed_away_and_back_is_nothing(stack: Stack) -> None:
     a = stack.session()
     os.rename(a.at("d"), a.at("e"))
     os.rename(a.at("e"), a.at("d"))
-    assert sealed(a) == {}
+    assert captured(a) == {}
 
 
 @on_a_stack({"a/x": "x\n", "b/y": "y\n"}, forms=("trusted",))
@@ -88,7 +88,7 @@ def test_directories_that_changed_places_are_opaque_with_each_others_content(sta
     os.rename(a.at("a"), a.at("t"))
     os.rename(a.at("b"), a.at("a"))
     os.rename(a.at("t"), a.at("b"))
-    assert sealed(a) == {"a": "q", "a/x": "w", "a/y": "f", "b": "q", "b/x": "f", "b/y": "w"}
+    assert captured(a) == {"a": "q", "a/x": "w", "a/y": "f", "b": "q", "b/x": "f", "b/y": "w"}
 
 
 @on_a_stack({"f": "f\n"})
@@ -97,7 +97,7 @@ def test_a_whiteout_over_nothing_goes_and_one_over_the_base_stays(stack: Stack) 
     put(a.at("g"))
     os.unlink(a.at("g"))
     os.unlink(a.at("f"))
-    assert sealed(a) == {"f": "w"}
+    assert captured(a) == {"f": "w"}
     assert is_whiteout(os.lstat(f"{a.upper.upperdir}/f"))
 
 
@@ -106,15 +106,15 @@ def test_a_file_in_the_place_of_a_directory_and_the_other_way_round_are_plain_en
     a = stack.session()
     shutil.rmtree(a.at("d"))
     put(a.at("d"))
-    assert sealed(a) == {"d": "f"}
+    assert captured(a) == {"d": "f"}
     b = stack.session()
     os.unlink(b.at("d/f"))
     put(b.at("d/f/x"))
-    assert sealed(b) == {"d": "q", "d/f": "d", "d/f/x": "f"}
+    assert captured(b) == {"d": "q", "d/f": "d", "d/f/x": "f"}
 
 
 @on_a_stack({"f": "f\n", "d/g": "g\n"})
-def test_sealing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> None:
+def test_capturing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> None:
     class Cut(Exception):
         pass
 
@@ -139,13 +139,15 @@ def test_sealing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> None
 
         chain = a.upper.snapshot.chain
         try:
-            seal(DiskTree(a.upper.upperdir, stack.form, aside=f"{stack.root}/staging", step=step), chain)
+            capture_tree(
+                DiskTree(a.upper.upperdir, stack.form, aside=f"{stack.root}/staging", step=step), chain
+            )
         except Cut:
             pass
         want = {"d": "q", "d/g": "w", "d/t": "d", "d/t/n": "d", "d/t/n/x": "f"}
         if stack.form.name == "user":
             want = {"d": "q", "d/g": "w", "n": "d", "n/x": "f"}
-        assert sealed(a) == want
+        assert captured(a) == want
 
 
 @on_a_stack({"d/f": "f\n", "base/.eos-0123456789abcdef/f": "meant\n"})

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from layerstack.kernel.xattrs import USER
 from layerstack.layers.chain import Chain
-from layerstack.layers.index import Index, Layer, Shelf, base_layer, record
+from layerstack.layers.index import Index, Layer, PathIndex, base_layer, record
 from layerstack.model.manifest import LayerId
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.scanned import SeenTree
 from layerstack.tree.state import DIRECTORY, FILE
 
 
-def layer(root: Path, shelf: Shelf, name: str, version: int) -> Layer:
+def layer(root: Path, path_index: PathIndex, name: str, version: int) -> Layer:
     """One that holds the file `f`."""
     tree = root / name
     tree.mkdir()
     (tree / "f").write_text(name)
     index: Index = {"": record(DIRECTORY, quiet=True), "f": record(FILE)}
     made = Layer(LayerId(name), DiskTree(str(tree), USER), version, index)
-    shelf.add(made)
+    path_index.add(made)
     return made
 
 
@@ -31,15 +31,15 @@ def shown(chain: Chain) -> str | None:
 
 def test_a_chain_does_not_see_the_layers_that_were_put_above_it(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    shelf = Shelf()
-    bottom = Chain([base_layer(DiskTree(str(tmp_path / "base"), USER))], shelf, USER)
-    first = bottom.above(layer(tmp_path, shelf, "first", 2))
-    second = first.above(layer(tmp_path, shelf, "second", 3))
-    other = first.above(layer(tmp_path, shelf, "other", 3))
+    path_index = PathIndex()
+    bottom = Chain([base_layer(DiskTree(str(tmp_path / "base"), USER))], path_index, USER)
+    first = bottom.above(layer(tmp_path, path_index, "first", 2))
+    second = first.above(layer(tmp_path, path_index, "second", 3))
+    other = first.above(layer(tmp_path, path_index, "other", 3))
     assert [shown(chain) for chain in (bottom, first, second, other)] == [None, "first", "second", "other"]
     assert [len(chain.directories("")) for chain in (bottom, first, second, other)] == [1, 2, 3, 3]
     assert (second.ids[:2], other.ids[:2]) == (("second", "first"), ("other", "first"))
-    whole = Chain(second.published, shelf, USER)
+    whole = Chain(second.published, path_index, USER)
     assert (whole.ids, whole.layers, shown(whole)) == (second.ids, second.layers, "second")
 
 
@@ -75,8 +75,8 @@ def test_a_tree_that_remembers_looks_again_after_each_change_of_its_own(tmp_path
         lambda: seen.unlink("d/two"),
         lambda: seen.put("d/four", one),
         lambda: seen.replace("d/e/three", one),
-        lambda: seen.mark_opaque("d"),
-        lambda: seen.unmark_opaque("d"),
+        lambda: seen.set_opaque("d"),
+        lambda: seen.clear_opaque("d"),
         lambda: seen.set_times("d", (5, 7)),
         lambda: seen.set_attributes("d", plain.state("d/e")),
         lambda: seen.rmdir("d/g"),

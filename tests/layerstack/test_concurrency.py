@@ -220,7 +220,7 @@ def test_readers_wait_for_no_publish_at_any_step_of_its_commit(s: Stack) -> None
 
 @on_a_stack(BASE)
 def test_another_publish_completes_at_every_step_before_the_commit(s: Stack) -> None:
-    """Sealing, planning, cloning, merging, hashing, writing the index and syncing it: the lock is free
+    """Capturing, planning, cloning, merging, hashing, writing the index and syncing it: the lock is free
     meanwhile.
     """
     slow, other = s.session(), s.session()
@@ -275,7 +275,7 @@ COSTLY: tuple[tuple[Any, str], ...] = (
     (publish, "write_index"),
     (publish, "build"),
     (upper, "build"),
-    (upper, "seal"),
+    (upper, "capture_tree"),
     (fsync, "sync_files"),
     (index_file, "equal"),
     (disk.DiskTree, "replace"),

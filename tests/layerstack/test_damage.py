@@ -527,7 +527,7 @@ def test_a_write_that_failed_and_could_not_be_undone_can_be_done_again(stack: St
 @on_a_stack({"d/big": b"\1" * 4096, "d/other": "o\n"}, forms=("trusted",))
 def test_a_renamed_directory_whose_files_cannot_be_linked_is_copied_whole_or_not_at_all(stack: Stack) -> None:
     """A file has 65,000 names at most. A copy that was cut off must not be taken for the session's own file
-    when sealing is done again.
+    when capturing is done again.
     """
     stack.store.update_file("d/big", lambda old: b"\2" * 100_000, owner="o", request_id="r")
     a = stack.session()

@@ -96,9 +96,11 @@ def put_deep(session: Session, length: int) -> str:
 
 
 @on_a_stack({"f": "base\n"})
-def test_what_a_session_with_a_long_id_could_not_read_as_sealed_work_stops_it_as_it_is(stack: Stack) -> None:
+def test_what_a_session_with_a_long_id_could_not_read_as_captured_work_stops_it_as_it_is(
+    stack: Stack,
+) -> None:
     """A private layer lies deeper than the upperdir, and than a layer where the id is long: a refused publish
-    must not seal what it cannot read.
+    must not capture what it cannot read.
     """
     os.mkdir(f"{stack.folder}/view")
     session = Session(

@@ -1,4 +1,4 @@
-"""Times of directories: sealing, merging and folding a layer change none; what gives a directory a name or
+"""Times of directories: capturing, merging and folding a layer change none; what gives a directory a name or
 takes one does.
 """
 
@@ -45,7 +45,7 @@ def test_a_squash_changes_no_time_of_a_directory(stack: Stack) -> None:
 
 
 @on_a_stack(TREE)
-def test_sealing_gives_back_the_times_that_the_session_saw(stack: Stack) -> None:
+def test_capturing_gives_back_the_times_that_the_session_saw(stack: Stack) -> None:
     age(stack)
     a = stack.session()
     edit(a, "d/a", "changed\n", ago=20)

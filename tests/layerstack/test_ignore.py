@@ -226,7 +226,7 @@ def test_a_rule_of_the_manual_page_holds(rules_text: bytes, path: str, is_dir: b
     assert IgnoreRules({".gitignore": rules_text}.get).ignored(path, is_dir) is ignored
 
 
-def test_a_deeper_file_beats_a_shallower_one_but_cannot_open_a_sealed_directory() -> None:
+def test_a_deeper_file_beats_a_shallower_one_but_cannot_open_an_excluded_directory() -> None:
     tree: dict[str, bytes | None] = whole(
         {
             ".gitignore": b"*.log\nsealed/\n",

@@ -1,4 +1,4 @@
-"""The index of a layer: its file, and the shelf that says what may have changed."""
+"""The index of a layer: its file, and the path index, which says what may have changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel.xattrs import TRUSTED
-from layerstack.layers.index import IndexRecord, Layer, Shelf, record
+from layerstack.layers.index import IndexRecord, Layer, PathIndex, record
 from layerstack.layers.index_file import Indexed, IndexRow, dump, load, look_up
 from layerstack.model.manifest import LayerId
 from layerstack.model.paths import byte_order
@@ -78,10 +78,14 @@ def layer(version: int, **found: IndexRecord) -> Layer:
 
 
 def test_a_container_is_no_touch_but_what_is_in_it_is() -> None:
-    shelf = Shelf()
+    path_index = PathIndex()
     inside = layer(2, src=record("d", quiet=True), src__a=record("f"))
-    shelf.add(inside)
-    assert shelf.untouched("src/b", 1) and not shelf.untouched("src/a", 1) and shelf.untouched("src/a", 2)
+    path_index.add(inside)
+    assert (
+        path_index.untouched("src/b", 1)
+        and not path_index.untouched("src/a", 1)
+        and path_index.untouched("src/a", 2)
+    )
     assert not inside.meets(
         {"": record("d", quiet=True), "src": record("d", quiet=True), "src/b": record("f")}
     )
@@ -90,37 +94,37 @@ def test_a_container_is_no_touch_but_what_is_in_it_is() -> None:
 
 def test_whatever_hides_a_directory_touches_all_below_it() -> None:
     for cover in (record("w"), record("f"), record("d", opaque=True)):
-        shelf = Shelf()
-        shelf.add(layer(2, d=cover))
-        assert not shelf.untouched("d/e/f", 1) and shelf.untouched("e", 1)
+        path_index = PathIndex()
+        path_index.add(layer(2, d=cover))
+        assert not path_index.untouched("d/e/f", 1) and path_index.untouched("e", 1)
         assert layer(2, d=cover).meets({"d": record("d", quiet=True), "d/x": record("f")})
 
 
 def test_versions_only_rise_and_a_dropped_layer_is_listed_no_more() -> None:
-    shelf = Shelf()
+    path_index = PathIndex()
     new, old = layer(5, a=record("f")), layer(3, a=record("f"))
-    shelf.add(new)
-    shelf.add(old)
-    assert shelf.touch["a"] == shelf.sub["a"] == shelf.sub[""] == 5
-    shelf.drop(new)
-    assert shelf.by_path["a"] == (old,) and shelf.by_cover["a"] == (old,)
-    shelf.drop(old)
-    assert shelf.by_path == {} and shelf.by_cover == {}
+    path_index.add(new)
+    path_index.add(old)
+    assert path_index.touch["a"] == path_index.sub["a"] == path_index.sub[""] == 5
+    path_index.drop(new)
+    assert path_index.by_path["a"] == (old,) and path_index.by_cover["a"] == (old,)
+    path_index.drop(old)
+    assert path_index.by_path == {} and path_index.by_cover == {}
 
 
 @given(st.permutations(range(2, 9)), st.sets(st.integers(2, 8)))
 def test_layers_of_a_path_are_listed_newest_first_whatever_the_order_in_which_they_came(
     order: list[int], dropped: set[int]
 ) -> None:
-    shelf = Shelf()
+    path_index = PathIndex()
     layers = {version: layer(version, x=record("f")) for version in order}
     for version in order:
-        shelf.add(layers[version])
-    shelf.drop(*(layers[version] for version in dropped))
+        path_index.add(layers[version])
+    path_index.drop(*(layers[version] for version in dropped))
     left = [version for version in range(8, 1, -1) if version not in dropped]
     assert (
-        [one.version for one in shelf.by_path.get("x", ())]
+        [one.version for one in path_index.by_path.get("x", ())]
         == left
-        == [one.version for one in shelf.by_cover.get("x", ())]
+        == [one.version for one in path_index.by_cover.get("x", ())]
     )
-    assert shelf.sub["x"] == shelf.sub[""] == shelf.touch["x"] == 8
+    assert path_index.sub["x"] == path_index.sub[""] == path_index.touch["x"] == 8

@@ -412,10 +412,10 @@ def test_a_symlink_of_the_base_is_never_walked_through(stack: Stack) -> None:
 
 
 @on_a_stack({"d/f": "1\n"}, forms=("trusted",))
-def test_work_that_was_sealed_is_never_written_to_again(stack: Stack) -> None:
+def test_work_that_was_captured_is_never_written_to_again(stack: Stack) -> None:
     first = stack.session()
     put(first.at("d/f"), "2\n")
-    first.publish()  # now d/f lives in a layer, which sealing may link from
+    first.publish()  # now d/f lives in a layer, which capturing may link from
     a, b = two(stack)
     put(a.at("q"), "a\n")
     put(b.at("q"), "b\n")

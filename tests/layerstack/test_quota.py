@@ -70,7 +70,7 @@ def test_every_way_to_publish_is_refused_before_anything_is_written_and_goes_on_
     assert isinstance(previewed.refused, QuotaExceeded) and previewed.refused.details["wanted"] == 500
     assert on_disk(s) == before and store.head is head
 
-    session.mount()  # the session goes on on the same upperdir: nothing was sealed
+    session.mount()  # the session goes on on the same upperdir: nothing was captured
     assert get(session.at("mine")) == "m" * 500 and not os.path.exists(f"{session.upper.directory}/private")
     os.truncate(session.at("mine"), 390)
     assert session.publish().manifest.version == 4

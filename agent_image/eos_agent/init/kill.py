@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 
-from eos_agent.kernel.process_tag import TaggedProcess, bears, list_processes
+from eos_agent.kernel.process_tag import TaggedProcess, has_tag, list_processes
 
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
@@ -16,10 +16,10 @@ KILL_LIMIT_S = 5.0
 class Kill:
     """One tree on its way out: SIGTERM, a grace, then SIGKILL until nothing of it is left."""
 
-    def __init__(self, number: int, group: int, mark: int) -> None:
+    def __init__(self, number: int, group: int, tag: int) -> None:
         self.number = number
         self.due = 0.0
-        self._group, self._mark = group, mark
+        self._group, self._tag = group, tag
         self._started = 0.0
         self._pause_s = 0.002
 
@@ -28,7 +28,7 @@ class Kill:
         members = [
             p
             for p in list_processes()
-            if p.alive and ((self._group and p.group == self._group) or bears(p, self._mark))
+            if p.alive and ((self._group and p.group == self._group) or has_tag(p, self._tag))
         ]
         if not members or (self._started and now > self._started + KILL_LIMIT_S):
             return True

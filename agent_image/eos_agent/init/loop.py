@@ -27,7 +27,14 @@ from eos_agent.ipc.sigchld import SIGINFO_BYTES, hear_of_children
 from eos_agent.kernel import network
 from eos_agent.kernel.fd_limits import OpenFiles
 from eos_agent.kernel.oom import OomScore
-from eos_agent.kernel.process_tag import FREEZE_LIMIT_S, Marks, TaggedProcess, alone, bears, list_processes
+from eos_agent.kernel.process_tag import (
+    FREEZE_LIMIT_S,
+    ProcessTags,
+    TaggedProcess,
+    alone,
+    has_tag,
+    list_processes,
+)
 from eos_agent.wire.protocol import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -47,8 +54,8 @@ _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/s
 class _Command:
     """A process group whose end is reported to the agent."""
 
-    def __init__(self, key: str, pid: int, mark: int) -> None:
-        self.key, self.pid, self.mark = key, pid, mark
+    def __init__(self, key: str, pid: int, tag: int) -> None:
+        self.key, self.pid, self.tag = key, pid, tag
         self.leader_gone = self.reported = False
         self.status = 0
         self.shown: list[dict[str, Any]] = []
@@ -68,7 +75,7 @@ class InitLoop:
         self._root = workspace_root
         self._wake = hear_of_children()
         self._environment: dict[str, str] = {}  # of the last spawn request that had one
-        self._marks = Marks()
+        self._tags = ProcessTags()
         self._oom_score = oom_score
         self._commands: dict[str, _Command] = {}  # live, by key
         self._leaders: dict[int, _Command] = {}
@@ -232,7 +239,7 @@ class InitLoop:
                 {"limit": MAX_WORKERS, "retryable": True},
                 reason="too_many_file_operations",
             )
-        self._marks.lay_down()
+        self._tags.clear()
         self._listen(Worker(message["id"], work, message["limit_s"], undo))
 
     def _listen(self, worker: Worker) -> None:
@@ -247,7 +254,7 @@ class InitLoop:
         del self._workers[worker.fd]
         worker.close()
         if worker.broken_off and worker.undo is not None:
-            self._marks.lay_down()
+            self._tags.clear()
             with contextlib.suppress(
                 OSError
             ):  # fork failed: capture leaves out the temporary entry that remains
@@ -268,7 +275,7 @@ class InitLoop:
         program = find_program(argv[0], env.get("PATH", ""))
         names, ours, theirs, actions = plumb(message["tty"], message["split"], message["stdin"])
         try:
-            mark = self._marks.take()
+            tag = self._tags.set_next()
             try:
                 os.chdir(cwd)
             except OSError as error:
@@ -302,10 +309,10 @@ class InitLoop:
             os.chdir("/")  # a working directory in the workspace would keep it busy
             for fd in theirs:
                 os.close(fd)
-        command = _Command(message["key"], pid, mark)
+        command = _Command(message["key"], pid, tag)
         self._commands[command.key] = command
         self._leaders[pid] = command
-        return {"pid": pid, "fds": names, "mark": mark}, ours
+        return {"pid": pid, "fds": names, "mark": tag}, ours
 
     def _signal(self, key: str, signum: int) -> bool:
         command = self._commands.get(key)
@@ -370,9 +377,9 @@ class InitLoop:
 
     def _end(self, command: _Command, processes: list[TaggedProcess]) -> None:
         alone = {} if any(p.alive for p in processes) else {"alone": True}
-        left = [p for p in processes if p.alive and p.group != command.pid and bears(p, command.mark)]
+        left = [p for p in processes if p.alive and p.group != command.pid and has_tag(p, command.tag)]
         if left:
-            self._left[command.key] = command.mark
+            self._left[command.key] = command.tag
         del self._commands[command.key]
         if not left and not command.reported:
             self._event("ended", command.key, status=command.status, **alone)
@@ -401,8 +408,8 @@ class InitLoop:
 
     def _kill_tree(self, key: str, number: int) -> None:
         command = self._commands.get(key)
-        mark = command.mark if command is not None else self._left.pop(key, 0)
-        kill = Kill(number, command.pid if command is not None else 0, mark)
+        tag = command.tag if command is not None else self._left.pop(key, 0)
+        kill = Kill(number, command.pid if command is not None else 0, tag)
         kill.due = 0.0
         self._kills.append(kill)
 

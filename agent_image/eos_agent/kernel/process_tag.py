@@ -12,7 +12,7 @@ import os
 import resource
 from typing import NamedTuple
 
-_MARKS = 65536
+_TAGS = 65536
 FREEZE_LIMIT_S = 2.0
 
 
@@ -55,45 +55,45 @@ def alone() -> bool:
     return sum(entry.isdigit() for entry in os.listdir("/proc")) == 1
 
 
-class Marks:
-    """Allocates tags (marks) and compares them. Without room below the hard limit `mark` is 0, which no
+class ProcessTags:
+    """Allocates tags and compares them. Without room below the hard limit a tag is 0, which no
     process has."""
 
     def __init__(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
         self._hard = hard
         unlimited = hard == resource.RLIM_INFINITY or hard < 0
-        self._top = 819200 if unlimited else hard if hard > 2 * _MARKS else 0
+        self._top = 819200 if unlimited else hard if hard > 2 * _TAGS else 0
         self._last = 0
 
-    def take(self) -> int:
-        """Set a new mark on this process; children spawned from now on inherit it."""
+    def set_next(self) -> int:
+        """Set a new tag on this process; children spawned from now on inherit it."""
         if not self._top:
             return 0
-        self._last = self._last % (_MARKS - 1) + 1
-        mark = self._top - self._last
-        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (mark, self._hard))
-        return mark
+        self._last = self._last % (_TAGS - 1) + 1
+        tag = self._top - self._last
+        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (tag, self._hard))
+        return tag
 
-    def lay_down(self) -> None:
-        """Remove the mark from this process: a child made now does not belong to a command."""
+    def clear(self) -> None:
+        """Remove the tag from this process: a child made now does not belong to a command."""
         if self._top:
             resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, self._hard))
 
 
-def bears(process: TaggedProcess, mark: int) -> bool:
-    """Test that a process descends from the command of `mark`."""
-    if not mark:
+def has_tag(process: TaggedProcess, tag: int) -> bool:
+    """Test that a process descends from the command of `tag`."""
+    if not tag:
         return False
     try:
-        return resource.prlimit(process.pid, resource.RLIMIT_MSGQUEUE)[0] == mark
+        return resource.prlimit(process.pid, resource.RLIMIT_MSGQUEUE)[0] == tag
     except (ProcessLookupError, PermissionError):
         pass
     try:
         with open(f"/proc/{process.pid}/limits", "rb") as f:
             for line in f:
                 if line.startswith(b"Max msgqueue size"):
-                    return line.split()[3] == b"%d" % mark
+                    return line.split()[3] == b"%d" % tag
     except (FileNotFoundError, ProcessLookupError):
         pass
     return False

@@ -79,18 +79,18 @@ class SessionGroup:
         with contextlib.suppress(FileNotFoundError, OSError):
             cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "0")
 
-    async def kill_command(self, mark: int, leader: int) -> int:
+    async def kill_command(self, tag: int, leader: int) -> int:
         """Send SIGKILL to all descendants of one command, while the session is frozen; return their number.
 
         Args:
-            mark: the tag of its processes (process_tag.py). leader: its process group, in the session's own
+            tag: that of its processes (process_tag.py). leader: its process group, in the session's own
                 numbers.
         """
         part = self._groups.unified
         assert part is not None
         await self.freeze()
         try:
-            found = [pid for pid in cgroup_fs.members(part.fd, self._leaf) if _is_of(pid, mark, leader)]
+            found = [pid for pid in cgroup_fs.members(part.fd, self._leaf) if _is_of(pid, tag, leader)]
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -126,8 +126,8 @@ def _name(pid: int) -> str:
     return "?"
 
 
-def _is_of(pid: int, mark: int, leader: int) -> bool:
-    """Test that a process has the mark or is in the group; False for init, whose group is its own."""
+def _is_of(pid: int, tag: int, leader: int) -> bool:
+    """Test that a process has the tag or is in the group; False for init, whose group is its own."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)
@@ -135,11 +135,11 @@ def _is_of(pid: int, mark: int, leader: int) -> bool:
             return False
         if leader and int(fields[b"NSpgid"].split()[-1]) == leader:
             return True
-        if not mark:
+        if not tag:
             return False
         with open(f"/proc/{pid}/limits", "rb") as file:
             return any(
-                line.startswith(b"Max msgqueue size") and line.split()[3] == b"%d" % mark for line in file
+                line.startswith(b"Max msgqueue size") and line.split()[3] == b"%d" % tag for line in file
             )
     except (OSError, KeyError, ValueError, IndexError):
         return False

@@ -74,7 +74,7 @@ class _Segment:
         self.rows += ends
         self.size += len(raw)
 
-    def seal(self) -> None:
+    def capture_tree(self) -> None:
         """Close the file for writing; a later read opens it again."""
         if self.fd >= 0:
             os.close(self.fd)
@@ -96,7 +96,7 @@ class _Segment:
                 os.close(fd)
 
     def remove(self) -> None:
-        self.seal()
+        self.capture_tree()
         if self.memory is None:
             os.unlink(self.path)
 
@@ -160,7 +160,7 @@ class Transcript:
         if self._carry:
             data, self._carry = self._carry, b""
             self._rows(data)
-        self._segments[-1].seal()
+        self._segments[-1].capture_tree()
 
     def _rows(self, data: bytes) -> None:
         while data:
@@ -206,7 +206,7 @@ class Transcript:
 
     def _rotate(self) -> None:
         last = self._segments[-1]
-        last.seal()
+        last.capture_tree()
         self._made += 1
         self._segments.append(
             _Segment(os.path.join(self._directory, f"{self._name}-{self._made}"), last.first_row + last.rows)
