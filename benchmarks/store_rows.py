@@ -217,8 +217,8 @@ def memory(place: Place) -> Iterator[Row]:
 
 
 def capture(place: Place) -> Iterator[Row]:
-    """Capturing and indexing an upperdir of 10,000 changed files, half of them copied up from the base, beside
-    `cp -a` of it.
+    """Capture and index of an upperdir of 10,000 changed files, half of them copied up from the base,
+    beside `cp -a` of it.
     """
     stack = Stack(Path(tempfile.mkdtemp(prefix="stack", dir=place.home)), BASE_FILES)
     ours: list[float] = []

@@ -2,10 +2,10 @@
 before anything is written.
 
 Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins,
-exports) keep: sizes of regular files as the layers' metadata tell them, several names of one file once.
-Nothing is walked. It errs on the strict side: of files that a session moved within its mount it is not known
-in which layer they lay; they count twice until a squash folds both. Drafts, captured trees and live sessions are not
-counted and never refused: work that a quota refuses stays where it is.
+exports) keep: sizes of regular files as the layers' metadata records them, several names of one file once.
+Nothing is walked. It errs on the strict side: the layer that a moved file was in is not known, so such a file
+counts twice until a squash contains both layers. Drafts, captured trees and live sessions are not counted
+and never refused: work that a quota refuses stays where it is.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ ROUNDS = 3
 
 
 class Work(NamedTuple):
-    """Captured, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir
-    again. Its indexes' rows have times.
+    """Captured, unpublished work: a layer tree on disk, on top of the chain of `version`. It is never used as
+    an upperdir again. Its indexes' rows have times.
     """
 
     tree: DiskTree
