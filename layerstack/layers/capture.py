@@ -61,7 +61,7 @@ def capture_tree(
         OSError: the disk refused; the view is unchanged, and another capture continues from there.
     Cost: O(entries of the tree) look-ups; content is read where a file of equal size is below.
     """
-    worker = _Capture(tree, chain, keep or (lambda path: False), slack, is_input)
+    worker = _TreeCapture(tree, chain, keep or (lambda path: False), slack, is_input)
     if keep is None:
         worker.expand("", "")
     worker.prune("", inside=False)
@@ -79,7 +79,7 @@ class Fate(enum.Enum):
     GONE = enum.auto()
 
 
-class _Capture:
+class _TreeCapture:
     def __init__(
         self,
         tree: Tree,

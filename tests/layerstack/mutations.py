@@ -68,7 +68,7 @@ def opaque_dropped() -> None:
     """A directory that was removed and made again merges with the one that it replaced: what was in that is
     back.
     """
-    real = capture._Capture.prune
+    real = capture._TreeCapture.prune
 
     def prune(self: Any, path: str, *, inside: bool) -> bool:
         if self.tree.opaque(path):
@@ -76,12 +76,12 @@ def opaque_dropped() -> None:
         kept: bool = real(self, path, inside=inside)
         return kept
 
-    replace(capture._Capture, "prune", prune)
+    replace(capture._TreeCapture, "prune", prune)
 
 
 def whiteout_dropped() -> None:
     """A file that was removed is back after the publish."""
-    real = capture._Capture.prune
+    real = capture._TreeCapture.prune
 
     def prune(self: Any, path: str, *, inside: bool) -> bool:
         for name, kind in self.tree.scan(path):
@@ -90,7 +90,7 @@ def whiteout_dropped() -> None:
         kept: bool = real(self, path, inside=inside)
         return kept
 
-    replace(capture._Capture, "prune", prune)
+    replace(capture._TreeCapture, "prune", prune)
 
 
 def mode_dropped() -> None:
@@ -221,13 +221,13 @@ def a_touch_is_a_change() -> None:
 
 def a_fifo_gives_its_place_back() -> None:
     """rm f, mkfifo f: the FIFO is left out, and the base's f comes back."""
-    real = capture._Capture._special
-    replace(capture._Capture, "_special", lambda self, path, over: real(self, path, over=False))
+    real = capture._TreeCapture._special
+    replace(capture._TreeCapture, "_special", lambda self, path, over: real(self, path, over=False))
 
 
 def renamed_directories_are_not_filled() -> None:
     """mv d e: e holds only what the session itself wrote."""
-    replace(capture._Capture, "fill", nothing)
+    replace(capture._TreeCapture, "fill", nothing)
 
 
 def rejected_work_stays_an_upper() -> None:
