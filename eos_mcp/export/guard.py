@@ -30,7 +30,7 @@ from eos_mcp.export.identity import identity_of
 from eos_mcp.export.left_out import LeftOut
 from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.rules import REFERENCE, ExportRules
-from eos_mcp.export.stream import ExportStream, PathIndex
+from eos_mcp.export.stream import ExportStream, SortedPaths
 from layerstack.export import pax
 from layerstack.model.run_table import RunRow
 
@@ -152,7 +152,7 @@ class ExportGuard:
             return header
         return header._replace(mode=header.mode & ~(lost & was.st_mode))
 
-    def withdrawn(self, index: PathIndex) -> Iterator[bytes]:
+    def withdrawn(self, index: SortedPaths) -> Iterator[bytes]:
         """Paths that an earlier export put here, that are still as it left them, and that the version has not
         any more: made in the sandbox and removed there since, so that neither the base nor the delta speaks
         of them.
@@ -267,7 +267,7 @@ class ExportGuard:
         return out
 
 
-def _replaced_above(index: PathIndex, path: bytes) -> bool:
+def _replaced_above(index: SortedPaths, path: bytes) -> bool:
     while path := path.rpartition(b"/")[0]:
         above = index.find(path)
         if above is not None and above[1] != b"d":

@@ -86,7 +86,7 @@ class StreamRun(NamedTuple):
     data: memoryview
 
 
-class PathIndex:
+class SortedPaths:
     """Paths in byte order with one letter each, on disk; 8 bytes of memory per path."""
 
     def __init__(self, directory: str | None = None) -> None:
@@ -187,7 +187,7 @@ class ExportStream:
             or type(self.header.get("manifest_version")) is not int
         ):
             raise refused("the stream's first line is not one that this version understands", "bad_stream")
-        self.index = PathIndex()
+        self.index = SortedPaths()
 
     def __enter__(self) -> ExportStream:
         return self

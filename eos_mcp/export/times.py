@@ -18,7 +18,7 @@ from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.facts import digest_of
 from eos_mcp.export.names import reserved
 from eos_mcp.export.stage import ExportStage
-from eos_mcp.export.stream import PathIndex
+from eos_mcp.export.stream import SortedPaths
 from layerstack.export import pax
 from layerstack.model.spread_times import below, spread
 from layerstack.text.build_roles import INPUTS, patterns
@@ -63,7 +63,7 @@ class Times:
     def _lower(self, mtime: int) -> None:
         self._bound = mtime if self._bound is None else min(self._bound, mtime)
 
-    def decide(self, index: PathIndex, base: DirTree | None) -> dict[int, int]:
+    def decide(self, index: SortedPaths, base: DirTree | None) -> dict[int, int]:
         """Return other times for written entries, by their number.
 
         Args:
@@ -108,7 +108,7 @@ def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, in
             yield what.path, status.st_mtime_ns
 
 
-def _others(target: DirTree, index: PathIndex, base: DirTree | None) -> Iterator[int]:
+def _others(target: DirTree, index: SortedPaths, base: DirTree | None) -> Iterator[int]:
     """The times of inputs of the destination that the stream does not name and the sandbox does not have so,
     or has with a later time.
     """
