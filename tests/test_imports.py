@@ -159,8 +159,8 @@ def test_the_agent_imports_the_standard_library_layerstack_and_h11_for_http_only
 
 
 def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_distributions() -> None:
-    """The pure modules, and `fsync`: a file of the host is replaced by the same rename as one of the
-    store.
+    """The pure modules, `beneath`, which opens nothing on other systems, and `fsync`: a file of the host is
+    replaced by the same rename as one of the store.
     """
     allowed_below = {
         "layerstack",
@@ -176,6 +176,7 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
             for name in ("arguments", "operation", "operations", "operations_files", "operations_observe")
         ),
         "layerstack.kernel.base_entry",
+        "layerstack.kernel.beneath",
         "layerstack.kernel.base_xattrs",
         "layerstack.kernel.content",
         "layerstack.kernel.fsync",

@@ -1,5 +1,5 @@
-"""A directory of the host by descriptors: every path is walked from the root's descriptor, and no symlink in
-it is ever followed.
+"""A directory of the host by descriptors: every path is resolved from the root's descriptor, by openat2(2) or
+component by component, and no symlink in it is ever followed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Generator
 
+from layerstack.kernel.beneath import open_beneath
 from layerstack.kernel.content import data_ranges
 from layerstack.kernel.fsync import write_all
 
@@ -72,6 +73,15 @@ class DirTree:
             return self._parent[1]
         if not _NO_NAMES.isdisjoint(above.split(b"/")):
             raise _no_path(path)
+        at = open_beneath(self.fd, above, _WALK)
+        if at is None:
+            at = self._walk(path, above)
+        self.forget()
+        self._parent = (above, at)
+        return at
+
+    def _walk(self, path: bytes, above: bytes) -> int:
+        """Open the directory `above` component by component."""
         at = self.fd
         try:
             for name in above.split(b"/"):
@@ -83,8 +93,6 @@ class DirTree:
             if at != self.fd:
                 os.close(at)
             raise OSError(error.errno, error.strerror, path) from None
-        self.forget()
-        self._parent = (above, at)
         return at
 
     def lstat(self, path: bytes) -> os.stat_result | None:
@@ -213,14 +221,14 @@ def _no_path(path: bytes) -> OSError:
 
 
 def _open_root(root: str) -> int:
-    """Open a path component by component, so that a symlink that replaces a directory in the meantime is not
-    followed.
-    """
+    """Open an absolute path so that a symlink that replaces a directory in the meantime is not followed."""
     names = [name for name in root.split(os.sep) if name]
     if not os.path.isabs(root) or not names or not hasattr(os, "O_PATH"):
         return os.open(root, _LIST)
     at = os.open(os.sep, _WALK)
     try:
+        if (found := open_beneath(at, os.sep.join(names), _LIST)) is not None:
+            return found
         for name in names[:-1]:
             below = os.open(name, _WALK, dir_fd=at)
             os.close(at)

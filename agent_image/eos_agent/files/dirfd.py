@@ -1,5 +1,5 @@
-"""Open files below a directory by descriptors, without following links: each parent with O_NOFOLLOW from its
-parent.
+"""Open files below a directory by descriptors, without following links: a parent by openat2(2), or each with
+O_NOFOLLOW from its parent.
 
 Shared by the file operations of a session. Standard library only: init imports it before `/eos` is masked.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
 from eos_agent.wire.workspace_path import shown
+from layerstack.kernel.beneath import open_beneath
 from layerstack.model.conflict import path_json
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,7 +96,18 @@ def parent_of(root_fd: int, path: str, *, make: bool = False) -> Generator[tuple
         OperationError: invalid_request if a parent is a symlink or not a directory, not_found if one is
             absent and not `make`.
     """
-    *parents, name = path.split("/")
+    above, slash, name = path.rpartition("/")
+    fd = open_beneath(root_fd, above, DIR_FLAGS) if slash else os.dup(root_fd)
+    if fd is None:
+        fd = _walk(root_fd, path, above.split("/"), make)
+    try:
+        yield fd, name
+    finally:
+        os.close(fd)
+
+
+def _walk(root_fd: int, path: str, parents: list[str], make: bool) -> int:
+    """Open the last of `parents`, each from the one above."""
     fd = os.dup(root_fd)
     try:
         for depth, part in enumerate(parents, 1):
@@ -111,9 +123,10 @@ def parent_of(root_fd: int, path: str, *, make: bool = False) -> Generator[tuple
                 raise _bad_parent(path, "/".join(parents[:depth]), part, fd) from None
             os.close(fd)
             fd = below
-        yield fd, name
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
 
 
 def _bad_parent(path: str, at: str, name: str, dir_fd: int) -> OperationError:
@@ -188,6 +201,12 @@ def directory(root_fd: int, path: str) -> Generator[int]:
     if not path:
         with opened(".", DIR_FLAGS, root_fd) as fd:
             yield fd
+        return
+    if (below := open_beneath(root_fd, path, DIR_FLAGS)) is not None:
+        try:
+            yield below
+        finally:
+            os.close(below)
         return
     with parent_of(root_fd, path) as (parent, name):
         found = lstat(name, parent)
