@@ -309,8 +309,8 @@ def store() -> Picture:
     p.text(
         14,
         below,
-        "Everything is written under another name, synced and renamed in; the rename of manifest.json is "
-        "the commit.",
+        "Everything is written under another name and renamed in, synced first but for manifests/; the "
+        "rename of manifest.json is the commit.",
         size=12,
     )
     p.text(

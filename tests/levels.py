@@ -1,7 +1,7 @@
 """The levels of the three packages: which room may import which, and which does, read from the sources.
 
 A room is a sub-package; modules beside the sub-packages are a room of their own name. A module imports from
-its own level and from those to the left. tests/test_rooms.py holds it; docs/make_pictures.py draws it.
+its own level and from lower ones. tests/test_rooms.py holds it; docs/make_pictures.py draws it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 
 import pytest
 
@@ -54,6 +55,26 @@ def test_each_room_says_what_it_is_for_and_what_it_imports(package: str) -> None
             assert "Imports " in text and len(text) > 60, (
                 f"{path}: says not what the room is for and what it imports"
             )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_imports_that_a_room_names_are_rooms_below_it_and_none_is_above_them(package: str) -> None:
+    level = {room: n for n, rooms in enumerate(levels.LEVELS[package]) for room in rooms}
+    highest: dict[str, int] = {}
+    for arrow in levels.arrows(package):
+        room, target = levels.room_of(arrow.module), levels.room_of(arrow.target)
+        if level[target] < level[room]:
+            highest[room] = max(highest.get(room, 0), level[target])
+    for module, path in levels.modules(package).items():
+        if os.path.basename(path) != "__init__.py" or module.count(".") != 1:
+            continue
+        with open(path, encoding="utf-8") as file:
+            text = (ast.get_docstring(ast.parse(file.read())) or "").split("Imports ")[1].split(";")[0]
+        own = levels.room_of(module)
+        named = [level.get(word) for word in re.findall(r"`(\w+)`", text) if word in level or "." not in word]
+        if "every" not in text and "rooms that a command" not in text and named:
+            assert all(n is not None and n < level[own] for n in named), f"{path}: {text}"
+            assert highest.get(own, 0) <= max(n for n in named if n is not None), f"{path}: {text}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -71,7 +71,7 @@ class Router:
         self.executing: set[tuple[str, str]] = set()  # sandbox and request id of commands that are waited for
 
     def straight(self, request: Request) -> AgentTarget | None:
-        """As relay.Routes."""
+        """See `RelayRoutes`."""
         op, sandbox_id = request.op, request.sandbox_id
         if (
             sandbox_id is None
@@ -88,7 +88,7 @@ class Router:
         )
 
     def succeeded(self, request: Request) -> None:
-        """As relay.Routes."""
+        """See `RelayRoutes`."""
         if request.op in REVISING and request.sandbox_id is not None:
             self._manager.note_activity(request.sandbox_id)
 

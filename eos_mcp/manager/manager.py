@@ -61,7 +61,7 @@ Result = TypeVar("Result")
 
 
 class Manager:
-    """The eight operations, and where requests to sandboxes go. `start` first, `close` last."""
+    """The operations, and where requests to sandboxes go. `start` first, `close` last."""
 
     def __init__(
         self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: AgentPool

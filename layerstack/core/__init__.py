@@ -1,4 +1,4 @@
 """The open stack that free functions take: head, locks, leases, caches.
 
-Imports `layers` and what is below it.
+Imports `units` and what is below it.
 """

@@ -1,4 +1,4 @@
 """Compare a store with its checksums and indexes (`fsck`).
 
-Imports `export` and what is below it.
+Imports `history` and what is below it.
 """

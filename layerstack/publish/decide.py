@@ -1,7 +1,8 @@
 """The decision table: one path, three states. Pure but for the reading of content that the states do.
 
-The session and the head both differ from the base and from each other when `decide` is asked; what only one
-side changed is not its business. Content, attributes and each xattr are merged independently of each other.
+The session and the head both differ from the base and from each other when `decide` is asked. `resolve`
+handles what only one side changed, ignored and derived paths; `layerstack.units` files that belong together.
+Content, attributes and each xattr are merged independently of each other.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Planning, hashing, merging and the data's fsyncs happen outside the store lock; under it there are renames and
 the fsyncs of the manifest. A head that moved in that time is harmless if no newer layer meets our paths; else
-the work is planned again, after three rounds under the lock. The work itself is only ever renamed: what must
+the work is planned again; after three rounds, under the lock. The work itself is only ever renamed: what must
 be rewritten is rewritten in a clone.
 """
 

@@ -1,4 +1,4 @@
 """Open a store after a crash: sweep, reopen, recover dead sessions, purge quarantined work.
 
-Imports `check` and what is below it; only `layerstack.store` and `layerstack.recover_one` import it.
+Imports `export` and what is below it; only `layerstack.store` and `layerstack.recover_one` import it.
 """

@@ -1,4 +1,4 @@
 """Combine adjacent layers into one without a visible effect.
 
-Imports `history` and what is below it.
+Imports `fsck` and what is below it.
 """

@@ -1,4 +1,4 @@
 """Paths that are one value to the program that writes them: databases, git repositories.
 
-Imports `core` and what is below it.
+Imports `layers` and what is below it.
 """

@@ -63,7 +63,7 @@ def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that
     assert (
         str(told["needed_bytes"]) in full.message
         and str(told["free_bytes"]) in full.message
-        and "destroy_workspace_session" in told["hint"]
+        and "publish_workspace_session" in told["hint"]
     )
     assert (
         refused(lambda: agent.run("true")).reason == "sandbox_full"

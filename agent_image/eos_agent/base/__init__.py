@@ -1,4 +1,4 @@
-"""Settings, log, thread pools, telemetry and wire errors of the agent process.
+"""Settings, log, thread pools, telemetry and wire errors of the agent, the zygote and init.
 
 Imports `machine` and `wire`.
 """

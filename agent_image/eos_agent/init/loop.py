@@ -2,7 +2,8 @@
 kill.
 
 One thread waits in poll(2) on the agent's socket and on the ends of children. Commands start by
-posix_spawn(3), which is a vfork: no Python code runs between fork and exec.
+posix_spawn(3), which is a vfork: no Python code runs between fork and exec. With `user` they start by fork
+and exec.
 """
 
 from __future__ import annotations

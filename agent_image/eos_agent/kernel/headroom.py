@@ -28,10 +28,9 @@ FIRST_COMMAND_BYTES = 128 << 10
 SESSION_PIDS = 8
 """Processes of a new session: its init and a small command."""
 RECLAIM_EVERY_S = 1.0
-HINT = (
-    "end a session: publish_workspace_session keeps its work, destroy_workspace_session discards it; "
-    "a larger resource_profile has room for more"
-)
+_PUBLISH = "publish a session that has ended its work (publish_workspace_session), then repeat the call; "
+NO_ROOM_HINT = _PUBLISH + "a sandbox with a larger resource_profile has room for more"
+TOO_MANY_HINT = _PUBLISH + "runtime.workspace.max_sessions sets the limit of new sandboxes"
 
 
 class Shortage(NamedTuple):
@@ -220,7 +219,7 @@ def refused(found: Shortage, sessions: int) -> OperationError:
         f"free_{found.unit}": found.free,
         "sessions": sessions,
         "retryable": True,
-        "hint": HINT,
+        "hint": NO_ROOM_HINT,
     }
     message = (
         f"no room for another session: it needs {found.needed} {found.unit} of {found.limit}, "
@@ -236,7 +235,7 @@ def too_many(sessions: int, value: int) -> OperationError:
         "value": value,
         "sessions": sessions,
         "retryable": True,
-        "hint": HINT,
+        "hint": TOO_MANY_HINT,
     }
     return OperationError(
         SERVER_BUSY,

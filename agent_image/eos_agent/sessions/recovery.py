@@ -1,8 +1,9 @@
-"""Dead sessions' work becomes drafts behind the agent's back: one at a time, each within its limits, while
-everything else is served.
+"""Make drafts of the work of dead sessions in the background: one at a time, each within its limits, while
+requests are served.
 
-Twice failed is quarantined (`layerstack.recovery.dead_sessions`): listed, and tried again on request. What a
-full disk kept from it is tried again when there is room, and when a call names it. ADR 0043.
+A session whose recovery fails twice is quarantined (`layerstack.recovery.dead_sessions`): listed, and tried
+again on request. A recovery that a full disk stopped is repeated when there is room, and when a call names
+the session. ADR 0043.
 """
 
 from __future__ import annotations
