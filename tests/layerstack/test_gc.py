@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from layerstack.errors import NotFound
+from layerstack.kernel.fsync import no_step
 from layerstack.squash import squash
-from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 
 BASE: dict[str, str | bytes | None] = {"f": "".join(f"line {n}\n" for n in range(100)), "d/g": "g\n"}
 
@@ -88,3 +89,18 @@ def test_a_version_that_nobody_leases_is_refused_once_it_is_folded_away_and_neve
             look()
         assert caught.value.reason == "version_not_found"
     assert stack.store.snapshot().read_bytes("d/g") == b"2\n"
+
+
+@on_a_stack({**BASE})
+def test_a_folded_layer_is_not_kept_for_a_later_session_of_the_name_of_its_writer(stack: Stack) -> None:
+    for n in range(3):
+        writer = stack.store.open_upper("name", origin="test")
+        put(f"{writer.upperdir}/new", f"{n}\n")
+        assert not writer.publish(owner="o", request_id="r").no_op
+    stack.store.step = refusing("squash.remove_layers")
+    assert len(stack.store.squash().blocks) == 1
+    stack.store.step = no_step
+    later = stack.store.open_upper("name", origin="test")
+    assert len(stack.layer_dirs()) == 4, "the disk did not remove what was folded"
+    stack.store.gc()
+    assert stack.layer_dirs() == sorted(later.snapshot.manifest.layer_ids)[1:], "all but the base"

@@ -107,7 +107,7 @@ def test_byte_code_never_conflicts_and_what_is_dropped_is_counted(stack: Stack) 
     compiled(first, "app.py")
     compiled(first, "other.py")
     first.publish()
-    a, b = stack.session(), stack.session()
+    a, b, c = stack.session(), stack.session(), stack.session()
     put(a.at("app.py"), "import other\nprint(1)\n")
     put(b.at("other.py"), "x = 22\n")
     cache = ""
@@ -117,8 +117,11 @@ def test_byte_code_never_conflicts_and_what_is_dropped_is_counted(stack: Stack) 
     compiled(b, "other.py")
     a.publish()
     theirs = stack.store.snapshot().read_bytes(cache)
-    assert told(b) == [("derived", cache)]
-    assert stack.store.snapshot().read_bytes(cache) == theirs, "the head's"
+    put(c.at("new"), "c\n")
+    os.unlink(c.at(cache))
+    for session in (b, c):
+        assert told(session) == [("derived", cache)]
+        assert stack.store.snapshot().read_bytes(cache) == theirs, "the head's"
 
 
 @on_a_stack({"d/m.py": "x = 1\n", "d/keep": "k\n", "else": "e\n"})

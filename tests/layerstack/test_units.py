@@ -15,6 +15,7 @@ import pytest
 
 from layerstack.core.publish_rules import PublishRules
 from layerstack.errors import PublishRejected
+from layerstack.kernel.fsync import no_step
 from layerstack.model.conflict import Conflict
 from layerstack.publish.outcome import Published
 from layerstack.units.units import BUILT_IN, SQLITE, NamedUnits, Unit, held_by
@@ -169,6 +170,7 @@ def test_who_only_read_a_database_takes_the_others(stack: Stack) -> None:
         before = ask(sides[0].at("app.db"), COUNT)[0][0]
         assert isinstance(before, int)
         put(sides[0].at(f"mine-{first}"), "x\n")
+        put(sides[0].at("app.db-shm"), bytes(1 << 15))  # what a killed reader leaves
         make(sides[1].at("app.db"), MANY)
         for n in (first, 1 - first):
             sides[n].publish()
@@ -221,6 +223,32 @@ def test_a_hot_journal_goes_with_its_database(stack: Stack) -> None:
     a.publish()
     put(b.at("d/app.db-journal"), b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(504))
     assert b.rejected() == {"d/app.db": "unit"}
+
+
+@on_a_stack({".gitignore": "*-wal\n", "app.db": b"SQLite format 3\0page"})
+def test_a_database_of_which_only_the_log_is_ignored_is_no_last_writers(stack: Stack) -> None:
+    a, b = stack.session(), stack.session()
+    put(a.at("app.db-wal"), b"log of a")
+    put(b.at("app.db-wal"), b"log of b")
+    a.publish()
+    assert b.rejected() == {"app.db": "unit"}
+
+
+@on_a_stack({"x": "x\n", "app.db": b"SQLite format 3\0page"})
+def test_a_unit_that_another_publication_changes_between_plan_and_commit_is_one_conflict(
+    stack: Stack,
+) -> None:
+    a, b = stack.session(), stack.session()
+    put(a.at("app.db"), b"SQLite format 3\0mine")
+    put(b.at("app.db-wal"), b"log")
+
+    def step(name: str) -> None:
+        if name == "publish.sync_layer":
+            stack.store.step = no_step
+            b.publish()
+
+    stack.store.step = step
+    assert a.rejected() == {"app.db": "unit"}
 
 
 LEVEL: Base = {
