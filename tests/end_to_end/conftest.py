@@ -44,11 +44,17 @@ def person(
 
     yield make
     for one in homes:
+        close(one)
+
+
+def close(one: Person) -> None:
+    """Stop the gateway of a home, and delete the home; nothing that names it is left."""
+    if (one.home / "state").exists():
         code, _, err = one.run([one.python, "-m", "eos_mcp.cli.eos", "gateway", "stop"])
         assert code == 0, err
-        assert processes.processes_that_name(str(one.home)) == []
-        assert processes.mounts_that_name(str(one.home)) == []
-        drop_dir(str(one.home))
+    assert processes.processes_that_name(str(one.home)) == []
+    assert processes.mounts_that_name(str(one.home)) == []
+    drop_dir(str(one.home))
 
 
 @pytest.fixture(scope="session")
@@ -82,21 +88,64 @@ def desk(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) ->
         one.destroy_all()
 
 
+class Gateways:
+    """One state directory for each kind of person, whose gateway runs from test to test; a test that needs a
+    gateway of its own has a `desk`.
+    """
+
+    def __init__(self, request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -> None:
+        self.request, self.cache_of, self.open = request, cache_of, dict[str, Person]()
+
+    def state(self, who: str) -> Path:
+        """The state directory for tests of "root" or "ordinary"."""
+        if who not in self.open:
+            home = Path(make_short_dir("eos-g-"))
+            made = (
+                users.root(home)
+                if who == "root"
+                else users.ordinary(self.request.getfixturevalue("installed"), home)
+            )
+            self.open[who] = made._replace(cache=self.cache_of(made))
+        return self.open[who].home / "state"
+
+    def drop(self, who: str) -> None:
+        """Stop the gateway; the next test has a new state directory."""
+        close(self.open.pop(who))
+
+
+@pytest.fixture(scope="session")
+def gateways(request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -> Generator[Gateways]:
+    """The running gateways of this process."""
+    made = Gateways(request, cache_of)
+    yield made
+    for who in list(made.open):
+        made.drop(who)
+
+
 @pytest.fixture
 def sandbox(
     request: pytest.FixtureRequest,
     person: Callable[[str], Person],
     cache_of: Callable[[Person], Path],
     image: Callable[[str], str],
+    gateways: Gateways,
 ) -> Generator[Sandbox]:
-    """A new sandbox at a new desk, in the place that `in_places` says, else root's on the machine itself; at
-    the end nothing of it is left.
+    """A new sandbox of a person with a fresh home, at a gateway that runs already, in the place that
+    `in_places` says, else root's on the machine itself; at the end nothing of it is left.
     """
     place = getattr(request, "param", "root")
-    who = person("ordinary" if place == "ordinary" else "root")
-    made = Desk(who, cache_of(who)).create("host" if place in ("root", "ordinary") else image(place))
-    yield made
-    store = str(made.store)
-    made.destroy()
-    assert made.desk.left_in_state() == []
-    assert processes.mounts_that_name(made.id) == [] and not os.path.exists(store)
+    kind = "ordinary" if place == "ordinary" and os.geteuid() == 0 else "root"
+    who = person(kind)
+    at = Desk(who, cache_of(who), EOS_STATE_DIR=str(gateways.state(kind)))
+    made, clean = at.create("host" if place in ("root", "ordinary") else image(place)), False
+    try:
+        yield made
+        store = str(made.store)
+        made.destroy()
+        assert at.left_in_state() == []
+        assert processes.mounts_that_name(made.id) == [] and not os.path.exists(store)
+        clean = True
+    finally:
+        if not clean:  # the failure of one test is not that of the next
+            at.destroy_all()
+            gateways.drop(kind)

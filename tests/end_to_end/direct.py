@@ -15,7 +15,7 @@ class Direct:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.id = sandbox.id
-        (path,) = sandbox.desk.person.home.rglob("gateway.sock")
+        (path,) = sandbox.desk.state.rglob("gateway.sock")
         token = token_of(sandbox)
         self.settings = sync.GatewaySettings(sync.parse_endpoint(str(path)), token, autostart=False)
 
@@ -30,7 +30,7 @@ class Direct:
 
 def token_of(sandbox: Sandbox) -> str:
     """The gateway's token, as its person's programs find it."""
-    (path,) = sandbox.desk.person.home.rglob("gateway.token")
+    (path,) = sandbox.desk.state.rglob("gateway.token")
     found = token_file.read(str(path))
     assert found is not None
     return found

@@ -158,11 +158,11 @@ def client(request: pytest.FixtureRequest, place: Place, target: Target) -> Clie
     ("target", "client"),
     [
         ("stdio", "modern"),
-        ("stdio", "legacy"),
+        pytest.param("stdio", "legacy", marks=pytest.mark.soak),
         ("http", "modern"),
         pytest.param("http", "legacy", marks=pytest.mark.soak),
         pytest.param("sse", "modern", marks=pytest.mark.soak),
-        ("sse", "legacy"),
+        pytest.param("sse", "legacy", marks=pytest.mark.soak),
     ],
     indirect=True,
 )
@@ -187,6 +187,13 @@ def test_list_create_exec_read_export_destroy(client: Client) -> None:
     finally:
         gone = client.call("destroy_sandbox", sandbox_id=sandbox["id"])
     assert gone["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("target", "client"), [("sse", "legacy")], indirect=True)
+def test_the_oldest_transport_lists_and_calls(client: Client) -> None:
+    done = client.run("--method", "tools/list", "--strict")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert client.call("list_sandboxes") == {"sandboxes": []}
 
 
 @pytest.mark.parametrize("target", ["stdio"], indirect=True)

@@ -255,7 +255,7 @@ def test_odd_workspaces_work_at_their_own_path(sandbox: Sandbox, kind: str) -> N
 
 
 def test_a_gateway_killed_while_it_exports_leaves_the_destination_as_it_was(sandbox: Sandbox) -> None:
-    sandbox.shell("mkdir m; i=0; while [ $i -lt 6000 ]; do echo $i > m/$i; i=$((i+1)); done")
+    sandbox.shell("mkdir m; i=0; while [ $i -lt 3000 ]; do echo $i > m/$i; i=$((i+1)); done")
     out = sandbox.desk.person.home / "out"
     out.mkdir()
     (out / "old").write_text("old")
@@ -281,6 +281,6 @@ def test_a_gateway_killed_while_it_exports_leaves_the_destination_as_it_was(sand
     assert ended(exporting)["error"]["kind"] == "protocol_error"
     assert not (out / "m").exists() and (out / "old").read_text() == "old"
     again = desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(out))
-    assert again["files_written"] == 6000 and len(os.listdir(out / "m")) == 6000
+    assert again["files_written"] == 3000 and len(os.listdir(out / "m")) == 3000
     assert [*desk.person.home.glob(".eos-export-*"), *out.glob(".eos-export-*")] == []
     fsync.remove_tree(str(out))

@@ -26,7 +26,7 @@ from tests.layerstack.kill_harness import (
 
 @pytest.mark.needs("overlay", "root")
 def test_a_process_killed_while_it_opens_what_a_killed_one_left_loses_nothing(short_dir: str) -> None:
-    assert in_namespace.call("trusted", kill_the_open, short_dir, 1 if SOAK else 6) > len(CUT_TWICE)
+    assert in_namespace.call("trusted", kill_the_open, short_dir, 1 if SOAK else 12) > len(CUT_TWICE)
 
 
 LAYERSTACK = layerstack.__path__[0]
@@ -93,6 +93,8 @@ def test_a_process_killed_at_any_durable_act_loses_nothing_in_a_user_namespace(s
     os.chmod(short_dir, 0o777)
 
     def kill() -> list[str]:
-        return kill_everywhere("user", short_dir, STRIDE if SOAK else 2 * STRIDE, which="first")
+        return kill_everywhere(
+            "user", short_dir, STRIDE if SOAK else 2 * STRIDE, which="first", every=1 if SOAK else 5
+        )
 
     _check_names("user", in_namespace.call("user", kill))

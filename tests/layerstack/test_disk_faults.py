@@ -30,7 +30,7 @@ from tests.layerstack.memory_and_disk import disagreement
 from tests.trees import Tree, read_tree
 
 SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
-STRIDE = 1 if SOAK else 53
+STRIDE = 1 if SOAK else 97
 UNTIL_GIVEN_UP = 10_000
 CODES = (errno.EIO, errno.ENOSPC)
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from layerstack.text import gitignore
 from layerstack.text.gitignore import KEPT_BYTES, IgnoreRules, parse
 
 Tree = Mapping[str, bytes | None]  # path -> content, None for a directory
@@ -325,9 +326,10 @@ def test_many_plain_lines_are_looked_up_and_the_last_one_decides() -> None:
     assert not rules.ignored("name10", False)
 
 
-def test_what_is_remembered_of_a_tree_has_a_bound() -> None:
-    big = b"\n".join(b"name%d" % n for n in range(20_000))
+def test_what_is_remembered_of_a_tree_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gitignore, "KEPT_BYTES", KEPT_BYTES // 10)
+    big = b"\n".join(b"name%d" % n for n in range(2_000))
     rules = IgnoreRules(lambda path: big + path.encode())
     for n in range(5):  # two of them are more than is kept
         assert rules.ignored(f"d{n}/name7", False)
-        assert rules.weight <= KEPT_BYTES + 8_000_000
+        assert rules.weight <= KEPT_BYTES // 10 + 800_000
