@@ -12,8 +12,6 @@ ROWS = [*(f"W{n}" for n in range(1, 12)), *(f"L{n}" for n in range(1, 8)), *CASE
 FILES = (
     "tests/layerstack/test_reference_faults.py",
     "tests/eos_agent/test_reference_faults.py",
-    "tests/layerstack/test_field_cases.py",
-    "tests/end_to_end/test_field_cases.py",
 )
 
 OF_ALL_ROWS = {

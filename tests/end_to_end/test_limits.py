@@ -302,3 +302,13 @@ def test_who_allocates_without_bound_in_every_session_never_ends_the_agent_or_wh
     )
     assert sandbox.agent() == agent
     sandbox.destroy()
+
+
+def test_a_hundred_megabytes_of_output_are_read_by_their_last_rows(sandbox: Sandbox) -> None:
+    row = "0123456789abcdef" * 4
+    ran = sandbox.shell(f"yes {row} | head -n 1500000; echo the end")
+    assert (ran["status"], ran["total_lines"]) == ("ok", 1500001)
+    tail = sandbox.do(
+        "read_command_lines", "--command-session-id", ran["command_session_id"], "--start-offset", "1499999"
+    )
+    assert tail["output"] == f"{row}\nthe end"

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from eos_mcp.providers.volumes import HELPER_LABEL
+from layerstack.kernel import fsync
 from tests.end_to_end.cli_user import MODULES, Container, Desk, Sandbox, Watched, docker, living, watch
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.eos_mcp import programs
-from tests.processes import kill, mounts_that_name
+from tests.processes import WAIT_S, kill, mounts_that_name
 from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
@@ -285,3 +287,50 @@ def test_a_gateway_killed_while_it_fills_a_volume_leaves_no_container(
     assert made.shell("ls large")["output"] == "large"
     made.destroy()
     assert desk.left_in_state() == []
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    with process:
+        out, err = process.communicate(timeout=WAIT_S)
+    found: dict[str, Any] = json.loads(out or err)
+    return found
+
+
+def test_a_second_gateway_for_the_same_state_is_refused_and_the_first_serves_on(sandbox: Sandbox) -> None:
+    done = sandbox.desk.run("gateway", "serve", "--gateway-endpoint", "127.0.0.1:0", "--auth-token", "t")
+    pid = programs.pid_of(str(sandbox.desk.state))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(pid) in done.stderr and "eos gateway stop" in done.stderr
+    assert sandbox.read("a.txt") == "base" and programs.pid_of(str(sandbox.desk.state)) == pid
+
+
+def test_a_gateway_killed_while_it_exports_leaves_the_destination_as_it_was(sandbox: Sandbox) -> None:
+    sandbox.shell("mkdir m; i=0; while [ $i -lt 3000 ]; do echo $i > m/$i; i=$((i+1)); done")
+    out = sandbox.desk.person.home / "out"
+    out.mkdir()
+    (out / "old").write_text("old")
+    desk = sandbox.desk
+    argv = [
+        desk.person.python,
+        "-m",
+        MODULES["manager"],
+        "export_changes",
+        "--sandbox-id",
+        sandbox.id,
+        "--dest",
+        str(out),
+    ]
+    exporting = desk.person.popen(
+        argv, env=desk.person.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    stages: list[Path] = []
+    while not stages and exporting.poll() is None:
+        stages = [*desk.person.home.glob(".eos-export-*"), *out.glob(".eos-export-*")]
+    assert stages, "the export was over before it was seen"
+    kill(programs.pid_of(str(desk.state)))
+    assert ended(exporting)["error"]["kind"] == "protocol_error"
+    assert not (out / "m").exists() and (out / "old").read_text() == "old"
+    again = desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(out))
+    assert again["files_written"] == 3000 and len(os.listdir(out / "m")) == 3000
+    assert [*desk.person.home.glob(".eos-export-*"), *out.glob(".eos-export-*")] == []
+    fsync.remove_tree(str(out))

@@ -426,3 +426,21 @@ def test_fifty_sessions_created_at_once_all_live_and_so_do_two_hundred_in_one_sa
         assert refused(agent, "file_read", path="mine", workspace_session_id=made[100]).kind == "not_found"
         list(pool.map(destroy, made))
     assert listed(agent) == {} and agent.call("layerstack")["active_lease_count"] == 0
+
+
+def test_a_working_directory_that_is_not_there_is_named_and_the_session_stays_usable(
+    shared_agent: Agent,
+) -> None:
+    session = shared_agent.session()
+    error = refused(shared_agent, "exec_command", cmd="true", cwd="missing/dir", workspace_session_id=session)
+    assert (
+        error.kind == "operation_failed"
+        and error.reason == "cwd_not_found"
+        and "missing/dir" in error.message
+    )
+    assert shared_agent.run("echo fine", session)["output"] == "fine"
+    assert (
+        refused(shared_agent, "exec_command", cmd="echo x > x11", cwd="missing/dir").reason == "cwd_not_found"
+    )
+    assert refused(shared_agent, "file_read", path="x11").kind == "not_found"
+    shared_agent.call("destroy_workspace_session", workspace_session_id=session)

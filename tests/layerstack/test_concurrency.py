@@ -458,3 +458,40 @@ def test_a_second_process_is_refused_until_the_first_one_is_gone_however_it_went
     os.kill(holder, 9)
     os.waitpid(holder, 0)
     assert attempt() == "opened", "the kernel let go of the lock with the process"
+
+
+@on_a_stack(
+    {
+        "sub/.git": "gitdir: ../.git/modules/sub\n",
+        ".git/HEAD": "ref: refs/heads/main\n",
+        ".git/modules/sub/HEAD": "0" * 40 + "\n",
+    }
+)
+def test_git_files_of_submodules_are_plain_files_and_versions_rise_one_by_one_under_concurrent_publishes(
+    stack: Stack,
+) -> None:
+    sessions = [stack.session() for _ in range(10)]
+    for n, session in enumerate(sessions):
+        put(session.at(f"sub/{n}"), f"{n}\n")
+        put(session.at(f".git/refs/heads/b{n}"), f"{n}\n")
+        session.umount()
+    put_git = stack.session()
+    put(put_git.at("sub/.git"), "gitdir: elsewhere\n")
+    versions: list[int] = []
+    start = threading.Barrier(10)
+
+    def publish(n: int) -> None:
+        start.wait()
+        versions.append(sessions[n].upper.publish(owner=f"s{n}", request_id="r").manifest.version)
+
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(versions) == list(range(2, 12))
+    put_git.publish()
+    shows = stack.shows()
+    assert shows["sub/.git"] == "gitdir: elsewhere\n" and [shows[f"sub/{n}"] for n in range(10)] == [
+        f"{n}\n" for n in range(10)
+    ]

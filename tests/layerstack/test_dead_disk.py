@@ -12,6 +12,8 @@ import errno
 import os
 from collections.abc import Generator
 
+import pytest
+
 from layerstack.errors import Invalid
 from layerstack.kernel import fsync, syscalls
 from tests.layerstack.kill_harness import tapped
@@ -102,3 +104,81 @@ def test_work_whose_publish_no_disk_would_undo_is_published_or_kept_whatever_com
             assert stack.shows()["d/g"] == "3\n", step
             stack.store.gc()
             assert os.listdir(f"{stack.root}/staging") == [], step
+
+
+@contextlib.contextmanager
+def refusing_from(s: Stack, step: str) -> Generator[None]:
+    """From that step on the disk refuses everything, the undoing too, until the block ends; OSError ends
+    it.
+    """
+    dead = False
+
+    def tick(name: str) -> None:
+        if dead:
+            raise OSError(errno.EIO, "injected", name)
+
+    def stepped(name: str) -> None:
+        nonlocal dead
+        dead = dead or name == step
+
+    tapped(tick)
+    s.store.step = stepped
+    with pytest.raises(OSError):
+        yield
+    assert dead, f"{step} was not passed"
+    dead, s.store.step = False, fsync.no_step
+
+
+def write_all(s: Stack, *texts: str) -> None:
+    for text in texts:
+        s.store.update_file("f", lambda _, text=text: text.encode(), owner="o", request_id="r")  # type: ignore[misc]
+
+
+@on_a_stack({"f": "f\n"})
+def test_work_that_a_dead_disk_left_in_a_draft_keeps_the_layers_that_it_stands_on(s: Stack) -> None:
+    write_all(s, "1\n", "2\n", "3\n")
+    session = s.session()
+    put(session.at("kept"), "kept\n")
+    session.umount()
+    with refusing_from(s, "draft.fsync"):
+        session.upper.to_draft(reason="put aside")
+    (draft,) = s.store.drafts()
+    assert disagreement(s.store) == ""
+    write_all(s, "4\n", "5\n")
+    assert [len(block.replaced_layer_ids) for block in s.store.squash().blocks] == [2, 2], (
+        "nothing is folded over its base"
+    )
+    s.reopen()
+    again = s.session(draft_id=draft.draft_id)
+    assert (get(again.at("kept")), get(again.at("f"))) == ("kept\n", "3\n") and len(s.store.drafts()) == 1
+
+
+@on_a_stack({"f": "f\n"})
+def test_a_pin_that_a_dead_disk_could_not_take_back_holds_and_the_next_call_makes_it_durable(
+    s: Stack,
+) -> None:
+    write_all(s, "1\n", "2\n", "3\n")
+    with refusing_from(s, "pin.fsync_dir"):
+        s.store.pin_version(2)
+    assert list(s.store.pinned()) == [2] and s.store.pins.unsynced and disagreement(s.store) == ""
+    s.store.squash()
+    assert s.store.pin_version(2).version == 2 and not s.store.pins.unsynced
+    s.reopen()
+    assert list(s.store.pinned()) == [2] and s.shows(2)["f"] == "1\n"
+
+
+@on_a_stack({"f": "f\n"})
+def test_a_version_stays_pinned_until_a_disk_has_taken_its_unpinning(s: Stack) -> None:
+    write_all(s, "1\n", "2\n", "3\n")
+    s.store.pin_version(2)
+    with refusing_from(s, "unpin.fsync_dir"):
+        s.store.unpin_version(2)
+    assert list(s.store.pinned()) == [2] and disagreement(s.store) == ""
+    s.store.squash()
+    assert s.shows(2)["f"] == "1\n", "a power cut may bring the pin back, and the version must be there then"
+    s.store.pin_version(2)
+    s.reopen()
+    assert list(s.store.pinned()) == [2]
+    with refusing_from(s, "unpin.fsync_dir"):
+        s.store.unpin_version(2)
+    assert s.store.unpin_version(2) and s.store.pinned() == {} and os.listdir(f"{s.root}/pins") == []

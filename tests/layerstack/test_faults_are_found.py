@@ -77,7 +77,7 @@ def test_the_machine_notices_each_rule_that_is_gone(short_dir: str, name: str) -
 
 @pytest.mark.needs("overlay", "root")
 def test_a_plain_history_notices_a_gc_that_ignores_drafts(short_dir: str) -> None:
-    """The one that test_garbage.py runs on the library as it is."""
+    """The one that test_plain_histories.py runs on the library as it is."""
 
     def act(stack: state_machine.StackMatchesModel) -> None:
         mutations.gc_ignores_drafts()

@@ -20,6 +20,7 @@ from layerstack.model.manifest import LOWER_LIMIT
 from layerstack.squash.auto_squash import FOLD_AT
 from layerstack.squash.depth import Depths
 from layerstack.squash.squash import Squashed
+from tests.layerstack.exported_names import names_in_export
 from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 
 BASE: Base = {"d/f": "f\n", "e/x": "x\n"}
@@ -366,3 +367,46 @@ def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_
         session.publish()
         assert write(stack, "y") == head.version + 3
         assert stack.shows().keys() == {"a", "b", "c", "d", "d/f", "e", "e/x", "mine", "y", "z"}
+
+
+@on_a_stack({"f": "base\n"}, forms=("trusted",))
+def test_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_is_space(stack: Stack) -> None:
+    with stack.on_a_small_disk({"f": "base\n", "d/g": "g\n"}, size_mib=8) as (inner, fill):
+        for n in range(3):
+            inner.store.update_file(f"n{n}", lambda _: b"n\n", owner="o", request_id="r")
+        session = inner.session()
+        put(session.at("mine"), "mine\n")
+        os.unlink(session.at("d/g"))
+        session.umount()
+        fill()
+
+        def on_disk() -> dict[str, list[str]]:
+            names = ("layers", "manifests", ".layer-metadata", "drafts", "staging")
+            return {name: sorted(os.listdir(f"{inner.root}/{name}")) for name in names}
+
+        before, head = on_disk(), inner.store.head
+        with open(f"{inner.root}/manifest.json", "rb") as file:
+            manifest = file.read()
+        for what in (
+            session.publish,
+            inner.store.squash,
+            lambda: inner.store.update_file("x", lambda _: b"x", owner="o", request_id="r"),
+        ):
+            with pytest.raises(OSError) as caught:
+                what()
+            assert caught.value.errno == errno.ENOSPC
+            assert on_disk() == before and inner.store.head == head
+            with open(f"{inner.root}/manifest.json", "rb") as file:
+                assert file.read() == manifest
+        assert names_in_export(inner) == {f"n{n}": b"n\n" for n in range(3)}, "reading needs no space"
+        os.unlink(f"{inner.folder}/filler")
+        session.publish()
+        assert len(inner.store.squash().blocks) == 1
+        inner.reopen()
+        assert inner.shows() == {
+            "d": "/",
+            "f": "base\n",
+            "mine": "mine\n",
+            **{f"n{n}": "n\n" for n in range(3)},
+        }
+        assert on_disk()["staging"] == []

@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import tracemalloc
 
 from layerstack.errors import LayerLimit
 from layerstack.kernel.xattrs import TRUSTED
 from layerstack.model.conflict import Notice
 from layerstack.publish.outcome import Published
 from layerstack.squash import squash
+from tests.layerstack.exported_names import names_in_export
 from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 TEXT = "1\n2\n3\n4\n5\n"
@@ -706,3 +708,128 @@ def test_a_publish_beyond_five_hundred_lowers_is_refused_by_name_and_the_session
     assert idle.publish().no_op
     a.mount()
     assert get(a.at("g")) == "x\n" and get(a.at("f")) == "498\n"
+
+
+FIFTY = "".join(f"line {n}\n" for n in range(1, 61))
+
+
+@on_a_stack({"f": b"\xef\xbb\xbfone\r\ntwo\r\nbare\nfour\r\nfive\r\nsix\r\nseven\r\nlast"})
+def test_a_merge_keeps_execute_bit_byte_order_mark_and_every_line_end(stack: Stack) -> None:
+    os.chmod(f"{stack.base}/f", 0o755)
+    a, b = stack.session(), stack.session()
+    with open(a.at("f"), "rb") as file:
+        before = file.read()
+    put(a.at("f"), before.replace(b"one", b"1"))
+    put(b.at("f"), before.replace(b"last", b"end"))
+    a.publish()
+    b.publish()
+    assert (
+        stack.store.snapshot().read_bytes("f") == before.replace(b"one", b"1").replace(b"last", b"end")
+        and stack.mode("f") == 0o755
+    )
+
+
+@on_a_stack({"f": "f\n"})
+def test_a_small_file_in_the_place_of_a_big_one_has_no_old_tail_and_costs_no_memory(stack: Stack) -> None:
+    session = stack.session()
+    put(session.at("big"), b"x" * (10 << 20))
+    put(session.at("other"), b"y" * (10 << 20))
+    session.publish()
+    session = stack.session()
+    with open(session.at("big"), "r+b") as file:  # in place, as a careless writer: shorter, not new
+        file.write(b"z" * 1024)
+        file.truncate()
+    session.publish()
+    tracemalloc.start()
+    stack.store.update_file("other", lambda _: b"z" * 1024, owner="o", request_id="r", limit=1 << 16)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    for _ in range(2):
+        assert names_in_export(stack) == {"big": b"z" * 1024, "other": b"z" * 1024}
+        assert stack.store.snapshot().read_bytes("other") == b"z" * 1024
+        stack.store.squash()
+    assert peak < 4 << 20
+
+
+PAIRS = (
+    "caf\u00e9",
+    "cafe\u0301",
+    "A.txt",
+    "a.txt",
+    "\u212a",
+    "K",
+    "k",
+    "\u1e9e",
+    "\u00df",
+    "ss",
+    "n\nl",
+    "-rf",
+    "x" * 255,
+    os.fsdecode(b"\xff"),
+)
+"""Names that some file systems take for one: composed and not, in two cases, the Kelvin sign; and those that
+programs trip over.
+"""
+
+
+@on_a_stack({f"base/{name}": name.encode("utf-8", "surrogateescape") for name in PAIRS})
+def test_names_that_others_take_for_one_stay_apart_in_every_layer_squash_and_export(stack: Stack) -> None:
+    session = stack.session()
+    for number, name in enumerate(PAIRS):
+        put(session.at(f"new/{name}"), f"{number}\n")
+    for name in PAIRS[::2]:
+        os.unlink(session.at(f"base/{name}"))
+    session.publish()
+    other = stack.session()
+    put(other.at(f"new/{PAIRS[0]}"), "edited\n")
+    other.publish()
+    for _ in range(2):
+        shows = stack.shows()
+        assert {path.removeprefix("new/") for path in shows if path.startswith("new/")} == set(PAIRS)
+        assert {path.removeprefix("base/") for path in shows if path.startswith("base/")} == set(PAIRS[1::2])
+        found = names_in_export(stack)
+        assert found == {
+            f"new/{name}": b"edited\n" if not number else b"%d\n" % number
+            for number, name in enumerate(PAIRS)
+        }
+        stack.store.squash()
+
+
+@on_a_stack({"scratch": "base\n"})
+def test_sessions_see_nothing_of_each_other_and_the_second_to_publish_is_told(stack: Stack) -> None:
+    a, b = stack.session(), stack.session()
+    put(a.at("scratch"), "a\n")
+    os.unlink(b.at("scratch"))
+    assert get(a.at("scratch")) == "a\n" and not os.path.exists(b.at("scratch"))
+    a.publish()
+    assert b.rejected() == {"scratch": "delete_modify"}
+    b.mount()
+    assert not os.path.exists(b.at("scratch")) and stack.shows() == {"scratch": "a\n"}
+
+
+@on_a_stack({"f": FIFTY})
+def test_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leaves_out_what_is_alike(
+    stack: Stack,
+) -> None:
+    a, b = stack.session(agent="alice"), stack.session(agent="bob")
+    for session, text in ((a, "ten of a\n"), (b, "ten of b\n")):
+        put(session.at("f"), FIFTY.replace("line 10\n", text).replace("line 50\n", "fifty\n"))
+    a.publish()
+    (conflict,) = b.conflicts()
+    assert (conflict.path, conflict.cls, conflict.hunks) == ("f", "content", (((10, 1), (10, 1), (10, 1)),))
+    assert len({side.digest for side in (conflict.base, conflict.ours, conflict.theirs)}) == 3
+    assert conflict.theirs_layer is not None and (
+        conflict.theirs_layer.owner,
+        conflict.theirs_layer.agent,
+    ) == ("s0", "alice")
+    b.mount()
+    put(
+        b.at("f"),
+        FIFTY.replace("line 10\n", "ten of a\n")
+        .replace("line 50\n", "fifty\n")
+        .replace("line 30\n", "thirty\n"),
+    )
+    b.publish()
+    assert stack.shows()["f"] == FIFTY.replace("line 10\n", "ten of a\n").replace(
+        "line 50\n", "fifty\n"
+    ).replace("line 30\n", "thirty\n")

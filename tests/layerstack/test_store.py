@@ -16,7 +16,7 @@ import pytest
 from layerstack.errors import Invalid, NotAFile, NotFound, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.fsck.check import check
 from layerstack.kernel import syscalls
-from layerstack.kernel.xattrs import TRUSTED, USER
+from layerstack.kernel.xattrs import FORMS, TRUSTED, USER
 from layerstack.store import Store
 from tests import in_namespace
 from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
@@ -183,7 +183,7 @@ def test_a_folder_that_holds_no_store_is_said_to_be_none(short_dir: str) -> None
 def test_any_damaged_or_missing_file_that_the_head_needs_is_named_and_nothing_is_changed(
     stack: Stack,
 ) -> None:
-    """The others: tests/layerstack/test_damage.py."""
+    """The others: tests/layerstack/test_damaged_files.py."""
     a = stack.session()
     put(a.at("x"))
     done = a.publish()
@@ -540,4 +540,26 @@ def test_what_a_discard_throws_away_is_said_in_bytes(stack: Stack) -> None:
         os.listdir(f"{stack.root}/sessions") == []
         and stack.store.drafts() == []
         and stack.store.head.version == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("store", "workspace"), [("w/.eos", "w"), ("s", "s/w"), ("w", "w"), ("link/.eos", "w"), ("w/../w/x", "w")]
+)
+def test_a_store_inside_its_workspace_or_around_it_is_refused_and_nothing_is_made(
+    short_dir: str, store: str, workspace: str
+) -> None:
+    os.mkdir(f"{short_dir}/w")
+    os.symlink("w", f"{short_dir}/link")
+    with pytest.raises(Invalid) as caught:
+        Store.create(
+            f"{short_dir}/{store}",
+            workspace_root=f"{short_dir}/{workspace}",
+            base_root_hash="0" * 64,
+            form=FORMS["user"],
+        )
+    assert caught.value.reason == "store_in_workspace"
+    assert os.listdir(f"{short_dir}/w") == [] and sorted(os.listdir(short_dir)) == ["link", "w"]
+    Store.create(
+        f"{short_dir}/w-store", workspace_root=f"{short_dir}/w", base_root_hash="0" * 64, form=FORMS["user"]
     )

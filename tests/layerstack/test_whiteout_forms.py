@@ -5,9 +5,11 @@ plain form.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 
 from layerstack.fsck.check import check
+from tests.layerstack.exported_names import names_in_export
 from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {
@@ -114,3 +116,51 @@ def test_a_draft_of_whiteouts_that_are_plain_files_shows_the_same_when_it_is_ope
     assert seen(again.view) == view
     again.publish()
     assert {path: text.removeprefix("/") or text for path, text in stack.shows().items()} == view
+
+
+@on_a_stack({**{f"d/{n}": "old\n" for n in range(30)}, "d/e/deep": "old\n"})
+def test_a_directory_removed_and_made_again_never_shows_old_children_and_its_mark_is_no_file(
+    stack: Stack,
+) -> None:
+    session = stack.session()
+    shutil.rmtree(session.at("d"))
+    put(session.at("d/n"), "n\n")
+    session.publish()
+    for _ in range(2):
+        assert stack.shows() == {"d": "/", "d/n": "n\n"}
+        assert [entry.path for entry in stack.store.snapshot().list("d")] == ["d/n"]
+        assert names_in_export(stack).keys() - {"else"} == {"d/n"}
+        assert not [
+            name
+            for _, folders, files in os.walk(f"{stack.root}/layers")
+            for name in folders + files
+            if name.startswith(".wh.")
+        ]
+        other = stack.session()
+        put(other.at("d/e/new"), "e\n")
+        other.publish()
+        assert "d/e/deep" not in stack.shows()
+        other = stack.session()
+        shutil.rmtree(other.at("d/e"))
+        other.publish()
+        stack.store.squash()
+
+
+@on_a_stack({"d/e/f": "f\n", "d/g": "g\n", "keep": "k\n"})
+def test_a_deleted_directory_is_absent_and_not_empty(stack: Stack) -> None:
+    session = stack.session()
+    shutil.rmtree(session.at("d"))
+    session.publish()
+    for _ in range(2):
+        snapshot = stack.store.snapshot()
+        assert stack.shows() == {"keep": "k\n"}
+        assert [entry.path for entry in snapshot.list("")] == ["keep"] and snapshot.stat(
+            "d"
+        ) is snapshot.stat("d/e/f") is None
+        stack.store.update_file("keep", lambda _: b"k\n", owner="o", request_id="r")
+        other = stack.session()
+        put(other.at("keep"), "k\n")
+        os.chmod(other.at("keep"), 0o600)
+        other.publish()
+        stack.store.squash()
+        stack.reopen()

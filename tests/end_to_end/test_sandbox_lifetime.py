@@ -1,6 +1,4 @@
-"""Complaints about systems like ours, from public trackers: sandboxes that vanish, are destroyed, drift, are
-cleaned up. The ids are stable.
-"""
+"""Sandboxes and commands that end: killed, destroyed, published twice, pruned."""
 
 from __future__ import annotations
 
@@ -14,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.cli_user import MODULES, Container, Desk, Desks, Sandbox, docker, in_engine
+from tests.end_to_end.cli_user import (
+    MODULES,
+    Container,
+    Desk,
+    Desks,
+    Sandbox,
+    docker,
+    in_engine,
+    living,
+    watch,
+)
 from tests.in_namespace import ORDINARY_UID
 from tests.processes import WAIT_S, kill
 
@@ -361,3 +369,74 @@ def test_prune_removes_volumes_of_its_own_making_that_no_container_has(
     again = at.create(image("busybox"))
     assert again.read("a.txt") == "base"
     again.destroy()
+
+
+def started(sandbox: Sandbox, *words: str) -> subprocess.Popen[str]:
+    desk = sandbox.desk
+    argv = [desk.person.python, "-m", MODULES["runtime"], "--sandbox-id", sandbox.id, *words]
+    return desk.person.popen(
+        argv, env=desk.person.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    with process:
+        out, err = process.communicate(timeout=WAIT_S)
+    found: dict[str, Any] = json.loads(out or err)
+    return found
+
+
+def test_a_session_published_or_destroyed_twice_at_once_ends_once(sandbox: Sandbox) -> None:
+    for op, other in (("publish", "publish"), ("publish", "destroy"), ("destroy", "destroy")):
+        session = sandbox.session()
+        sandbox.write(f"{op}-{other}.txt", "x\n", session)
+        both = [
+            started(sandbox, f"{verb}_workspace_session", "--workspace-session-id", session)
+            for verb in (op, other)
+        ]
+        said = [ended(process) for process in both]
+        good = [reply for reply in said if "error" not in reply]
+        assert good and all(reply["destroyed"] for reply in good), said
+        assert {reply["error"]["details"]["reason"] for reply in said if "error" in reply} <= {
+            "session_not_found"
+        }
+        listed = {entry["name"] for entry in sandbox.do("file_list")["entries"]}
+        assert (f"{op}-{other}.txt" in listed) is any("publish" in reply for reply in good)
+        assert (
+            sandbox.do("list_workspace_sessions")["sessions"] == []
+            and sandbox.do("list_drafts")["drafts"] == []
+        )
+
+
+def test_a_process_that_left_its_group_and_ignores_signals_ends_with_the_session(sandbox: Sandbox) -> None:
+    daemon = (
+        "setsid sh -c \"trap '' TERM HUP INT; echo ready; while :; do sleep 1; done\" <fifo >fifo 2>&1 "
+        "& head -n 1 <fifo; wait"
+    )
+    running = started(sandbox, "exec_command", "--yield-time-ms", "1", f"mkfifo fifo; exec 3<>fifo; {daemon}")
+    first = ended(running)
+    assert first["status"] == "running"
+    members = watch(sandbox.members(first["workspace_session_id"]))
+    sandbox.do("signal_command", "--command-session-id", first["command_session_id"], "--signal", "KILL")
+    sandbox.do("wait_command", "--command-session-id", first["command_session_id"], "--timeout-ms", "30000")
+    assert living(members) == []
+
+
+def test_a_sandbox_is_destroyed_under_a_running_command_whose_caller_is_told(sandbox: Sandbox) -> None:
+    other = sandbox.desk.create("host")
+    session = other.session()
+    waiting = started(
+        other,
+        "exec_command",
+        "--workspace-session-id",
+        session,
+        "--yield-time-ms",
+        "50000",
+        "trap '' TERM; sleep 1000",
+    )
+    while not other.do("list_commands")["commands"]:
+        pass
+    members = watch([other.agent(), other.zygote(), *other.members(session)])
+    other.destroy()
+    assert ended(waiting)["error"]["details"]["reason"] == "sandbox_destroyed"
+    assert living(members) == []

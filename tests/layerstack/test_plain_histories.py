@@ -1,21 +1,15 @@
-"""What the state machine and the disk faults found, each as a plain history."""
+"""Histories written by hand, compared with the model: what the state machine and the disk faults met once."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import shutil
-from collections.abc import Generator
 
 import pytest
 
-from layerstack.kernel import fsync
-from tests.layerstack.kill_harness import tapped
-from tests.layerstack.memory_and_disk import disagreement
 from tests.layerstack.plain_histories import base_text, history, put_aside_squash_and_collect, small_tree
 from tests.layerstack.state_machine import REFUSED, Session, StackMatchesModel
-from tests.layerstack.store_fixture import FORM_PARAMS, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import FORM_PARAMS, put
 from tests.trees import Tree
 
 COMPARED, UNCHECKED = b"\0\0\r\n" + bytes(4) + b"code", b"\0\0\r\n\1" + bytes(3) + b"code"
@@ -83,84 +77,6 @@ def test_a_gc_on_a_disk_that_refuses_to_rewrite_a_draft_keeps_the_layers_that_it
 
 
 # What the disk faults found: a disk that refuses to undo as well
-
-
-@contextlib.contextmanager
-def refusing_from(s: Stack, step: str) -> Generator[None]:
-    """From that step on the disk refuses everything, the undoing too, until the block ends; OSError ends
-    it.
-    """
-    dead = False
-
-    def tick(name: str) -> None:
-        if dead:
-            raise OSError(errno.EIO, "injected", name)
-
-    def stepped(name: str) -> None:
-        nonlocal dead
-        dead = dead or name == step
-
-    tapped(tick)
-    s.store.step = stepped
-    with pytest.raises(OSError):
-        yield
-    assert dead, f"{step} was not passed"
-    dead, s.store.step = False, fsync.no_step
-
-
-def write(s: Stack, *texts: str) -> None:
-    for text in texts:
-        s.store.update_file("f", lambda _, text=text: text.encode(), owner="o", request_id="r")  # type: ignore[misc]
-
-
-@on_a_stack({"f": "f\n"})
-def test_work_that_a_dead_disk_left_in_a_draft_keeps_the_layers_that_it_stands_on(s: Stack) -> None:
-    write(s, "1\n", "2\n", "3\n")
-    session = s.session()
-    put(session.at("kept"), "kept\n")
-    session.umount()
-    with refusing_from(s, "draft.fsync"):
-        session.upper.to_draft(reason="put aside")
-    (draft,) = s.store.drafts()
-    assert disagreement(s.store) == ""
-    write(s, "4\n", "5\n")
-    assert [len(block.replaced_layer_ids) for block in s.store.squash().blocks] == [2, 2], (
-        "nothing is folded over its base"
-    )
-    s.reopen()
-    again = s.session(draft_id=draft.draft_id)
-    assert (get(again.at("kept")), get(again.at("f"))) == ("kept\n", "3\n") and len(s.store.drafts()) == 1
-
-
-@on_a_stack({"f": "f\n"})
-def test_a_pin_that_a_dead_disk_could_not_take_back_holds_and_the_next_call_makes_it_durable(
-    s: Stack,
-) -> None:
-    write(s, "1\n", "2\n", "3\n")
-    with refusing_from(s, "pin.fsync_dir"):
-        s.store.pin_version(2)
-    assert list(s.store.pinned()) == [2] and s.store.pins.unsynced and disagreement(s.store) == ""
-    s.store.squash()
-    assert s.store.pin_version(2).version == 2 and not s.store.pins.unsynced
-    s.reopen()
-    assert list(s.store.pinned()) == [2] and s.shows(2)["f"] == "1\n"
-
-
-@on_a_stack({"f": "f\n"})
-def test_a_version_stays_pinned_until_a_disk_has_taken_its_unpinning(s: Stack) -> None:
-    write(s, "1\n", "2\n", "3\n")
-    s.store.pin_version(2)
-    with refusing_from(s, "unpin.fsync_dir"):
-        s.store.unpin_version(2)
-    assert list(s.store.pinned()) == [2] and disagreement(s.store) == ""
-    s.store.squash()
-    assert s.shows(2)["f"] == "1\n", "a power cut may bring the pin back, and the version must be there then"
-    s.store.pin_version(2)
-    s.reopen()
-    assert list(s.store.pinned()) == [2]
-    with refusing_from(s, "unpin.fsync_dir"):
-        s.store.unpin_version(2)
-    assert s.store.unpin_version(2) and s.store.pinned() == {} and os.listdir(f"{s.root}/pins") == []
 
 
 @pytest.mark.needs("overlay", "root")

@@ -1,6 +1,4 @@
-"""Complaints about systems like ours, from public trackers, tried through the programs. The ids at the front
-are stable.
-"""
+"""Edits, publications and exports through the programs: deletions, modes, names, rejections, many at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Cases from the field: output and input of commands. The numbers are those under which the reports were
-collected.
-"""
+"""Output and input of commands: floods, bars, terminals, cursors."""
 
 from __future__ import annotations
 
@@ -175,3 +173,31 @@ def test_a_gibibyte_of_output_neither_fills_memory_nor_disk_nor_blocks_others(
             if start == total // 2
             else page["output"] == "0123456789abcdefghijklmnopqrstuvwxyz"
         )
+
+
+def test_a_background_command_is_found_by_its_id_and_no_line_is_lost_or_repeated_across_cursors(
+    shared_agent: Agent,
+) -> None:
+    started = shared_agent.run(
+        "seq 75; stty -echo; echo half; read go; seq 76 150; echo end", yield_time_ms=0
+    )
+    command = started["command_session_id"]
+    first: list[str] = started["output"].split() if started["output"] else []
+    while "half" not in first:  # the shared cursor
+        first += shared_agent.call("wait_command", command_session_id=command, timeout_ms=100)[
+            "output"
+        ].split()
+    assert command in [row["command_session_id"] for row in shared_agent.call("list_commands")["commands"]]
+    last = shared_agent.call(
+        "write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=30_000
+    )
+    second = last["output"].split()
+    wanted = [*map(str, range(1, 76)), "half", *map(str, range(76, 151)), "end"]
+    assert [line for line in first + second if line] == wanted
+    pages: list[str] = []
+    at = 0
+    while at < last["total_lines"]:
+        page = shared_agent.call("read_command_lines", command_session_id=command, start_offset=at, limit=7)
+        pages += page["output"].split("\n")
+        at = page["end_offset"]
+    assert [line for line in pages if line] == wanted

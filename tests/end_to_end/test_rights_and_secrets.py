@@ -1,6 +1,4 @@
-"""Complaints about systems like ours, from public trackers, that are about the walls around a session. The
-ids at the front are stable.
-"""
+"""The right to mount, and secrets of commands and of the agent, through the programs."""
 
 from __future__ import annotations
 
