@@ -275,7 +275,7 @@ def make(out: str) -> list[list[Any]]:
             f"compiling the standard library with {python} failed: "
             f"{(compiled.stderr or compiled.stdout).strip()[-500:]}"
         )
-    _settle(out)
+    _set_modes_and_times(out)
     used = [executable, loader, os.path.join(stdlib, "os.py"), *libraries.values()]
     return [_stat_of(path) for path in sorted(set(used))]
 
@@ -536,7 +536,7 @@ def _strip(out: str) -> None:
     )
 
 
-def _settle(out: str) -> None:
+def _set_modes_and_times(out: str) -> None:
     """Set modes and times, independent of the machine's umask and clock."""
     for relative, path, status in _walk(out):
         if stat.S_ISDIR(status.st_mode):

@@ -70,7 +70,7 @@ class Stack:
         Store.create(str(folder), workspace_root="/workspace", base_root_hash="0" * 64, form=form)
         self.store = Store.open(str(folder))
         self._sweeper = ThreadPoolExecutor(1)
-        self.store.scrap.later = self._sweeper.submit
+        self.store.staging.later = self._sweeper.submit
         self.held = Held(self.store)
         self.longest: list[float] = []
         self._number = 0
@@ -239,7 +239,7 @@ def capture(place: Place) -> Iterator[Row]:
 
         def captured(upper_dir: str = upper.upperdir, found: list[int] = found) -> None:
             tree, chain = (
-                DiskTree(upper_dir, stack.store.form, aside=stack.store.scrap.path),
+                DiskTree(upper_dir, stack.store.form, aside=stack.store.staging.path),
                 stack.store.snapshot().chain,
             )
             capture_tree(tree, chain)

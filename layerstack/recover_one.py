@@ -31,7 +31,7 @@ class Beside:
         workspace, form = opening.workspace_of(root)
         self._store = Store(root, form, workspace, lock_fd, no_step)
         os.makedirs(staging, mode=0o700, exist_ok=True)
-        self._store.scrap = Staging(staging)
+        self._store.staging = Staging(staging)
 
     def recover(self, session_id: str, version: int, layer_ids: Sequence[str]) -> Draft | None:
         """Make the draft; None when nothing was unpublished that the draft has not which it stood on.

@@ -45,7 +45,7 @@ def of(stack: Stack) -> dict[str, Any]:
         "total_allocated_bytes": allocated,
         "storage_logical_bytes": total + sum(draft.bytes for draft in kept),
         "storage_allocated_bytes": allocated + sum(draft.bytes for draft in kept),
-        "staging_entry_count": stack.scrap.count(),
+        "staging_entry_count": stack.staging.count(),
         "draft_count": len(kept),
         "pin_count": len(stack.pins.held),
         "quota": stack.quota.to_json(),

@@ -122,9 +122,9 @@ class Store(Stack):
             store.become(reopen.load_all(store))
             pins.load(store)
             if not recover:
-                store.scrap.later = store.behind.append
+                store.staging.later = store.behind.append
             reopen.find_dead(store, store.dead)
-            store.scrap.later = None
+            store.staging.later = None
             if recover:
                 store.recovered, store.unrecovered = reopen.recover(store.dead)
         except BaseException:
@@ -327,7 +327,7 @@ class Store(Stack):
         """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable
         versions keep all they need.
         """
-        if self.unsettled:
+        if self.cleanup_pending:
             with self.lock:
                 finish.finish(self)
         if self.replaced:
@@ -349,7 +349,7 @@ class Store(Stack):
                 *self.head.layer_ids,
                 *(layer.id for layer in self.layers.all()),
             }  # others on disk are on their way out, or in
-            lease = self.leases.take("fsck", self.head.version, tuple(sorted(there)))
+            lease = self.leases.acquire("fsck", self.head.version, tuple(sorted(there)))
         try:
             yield Check(self.root, base=base, store=self, layers=lease.layer_ids)
         finally:

@@ -287,7 +287,7 @@ async def _run(
     await zygote.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
     sweeper = Pool(1)
-    store.scrap.later = sweeper.later
+    store.staging.later = sweeper.later
     for removal in (*store.behind, *_gone(found)):
         sweeper.later(removal)
     store.behind.clear()
@@ -355,7 +355,7 @@ async def _run(
     pool.close()
     exports.close()
     handlers.checks.close()
-    store.scrap.later = None
+    store.staging.later = None
     sweeper.close()
     recorder.close()
     for path in (found.endpoint_path, found.pid_path):

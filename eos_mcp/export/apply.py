@@ -70,7 +70,7 @@ def check_destination(dest: str, fmt: str, guards: Guards) -> str:
         raise _refused(dest, "must be an absolute path")
     if "\0" in dest:
         raise _refused(dest, "holds a NUL byte")
-    lexical = _fold(dest)
+    lexical = _normalise(dest)
     _check_place(dest, lexical, guards)
     _check_kind(dest, lexical, fmt)
     resolved = _resolve(lexical, fmt)
@@ -89,7 +89,7 @@ def _refused(dest: str, why: str) -> OperationError:
     )
 
 
-def _fold(path: str) -> str:
+def _normalise(path: str) -> str:
     """Remove `.`, `..` and doubled slashes, without a look at the file system."""
     return "/" + os.path.normpath(path).lstrip("/") if os.sep == "/" else os.path.normpath(path)
 
@@ -110,15 +110,15 @@ def _check_place(dest: str, place: str, guards: Guards) -> None:
         raise _refused(dest, "is the root directory")
     if ".export" in place.split(os.sep):
         raise _refused(dest, "has a component named .export")
-    for home in {_fold(guards.home), os.path.realpath(guards.home)}:
+    for home in {_normalise(guards.home), os.path.realpath(guards.home)}:
         if place == home:
             raise _refused(dest, "is the home directory; name a directory below it")
     if guards.registry is not None:
-        for registry in {_fold(guards.registry), os.path.realpath(guards.registry)}:
+        for registry in {_normalise(guards.registry), os.path.realpath(guards.registry)}:
             if place in (registry, os.path.dirname(registry)):
                 raise _refused(dest, "is the manager's registry or its directory")
     for own in guards.own:
-        for root in {_fold(own), os.path.realpath(own)}:
+        for root in {_normalise(own), os.path.realpath(own)}:
             if place == root or place.startswith(root + os.sep):
                 raise _refused(dest, f"lies in a directory of this program, {own}")
 

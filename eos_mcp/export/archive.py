@@ -95,11 +95,11 @@ class _Archive:
             OperationError: the stream is damaged; reserved_names.
         """
         said = 0
-        for told in self._stream.items():
-            if isinstance(told, StreamRun):
-                self._run(told)
+        for received in self._stream.items():
+            if isinstance(received, StreamRun):
+                self._run(received)
             else:
-                self._entry(told)
+                self._entry(received)
             if self._stream.tar_bytes - said >= 256 << 20:
                 said = self._stream.tar_bytes
                 progress(f"export: {self._stream.count} entries, {said >> 20} MiB read")
@@ -133,15 +133,15 @@ class _Archive:
             )
         return result
 
-    def _entry(self, told: pax.Header) -> None:
-        header = self._stripped.clean(told)
+    def _entry(self, received: pax.Header) -> None:
+        header = self._stripped.clean(received)
         if self._is_reserved(header.path):
             return
         if header.kind == pax.WHITEOUT:
             self._whiteout(header.path)
             return
         self._hygiene.look(header)
-        self._stripped.note(told, header.mode)
+        self._stripped.note(received, header.mode)
         self._out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b""), gnu=True))
         if header.kind == pax.OPAQUE:
             self._out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_WHITEOUT, pax.FILE, 0o644)))

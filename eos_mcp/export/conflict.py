@@ -42,8 +42,8 @@ class Conflicts:
     caller closes it.
 
     Args:
-        copy: the workspace that the sandbox was made from, where this machine has it; else `told` is what the
-            agent says of it.
+        copy: the workspace that the sandbox was made from, where this machine has it; else `base_facts` are
+            the agent's facts about it.
         record: of earlier exports of this sandbox to this destination.
     """
 
@@ -52,10 +52,16 @@ class Conflicts:
         rules: ExportRules,
         target: DirTree | None,
         copy: DirTree | None,
-        told: Facts | None,
+        base_facts: Facts | None,
         record: DestinationRecord | None,
     ) -> None:
-        self.rules, self.target, self.copy, self.told, self.record = rules, target, copy, told, record
+        self.rules, self.target, self.copy, self.base_facts, self.record = (
+            rules,
+            target,
+            copy,
+            base_facts,
+            record,
+        )
         self.found: list[dict[str, str]] = []
         self.kept: list[str] = []
         self.count = self.lost_count = self.kept_count = 0
@@ -163,7 +169,7 @@ class Conflicts:
 
     @property
     def knows_base(self) -> bool:
-        return self.copy is not None or self.told is not None
+        return self.copy is not None or self.base_facts is not None
 
     # the kind of a difference
 
@@ -246,8 +252,8 @@ class Conflicts:
         if self.copy is not None:
             was = self.copy.lstat(path)
             return NOTHING if was is None else _letter(was)
-        if self.told is not None:
-            facts = self.told.get(path)
+        if self.base_facts is not None:
+            facts = self.base_facts.get(path)
             return facts[0].letter if facts else NOTHING
         return None
 
@@ -255,8 +261,8 @@ class Conflicts:
         assert self.target is not None
         if self.copy is not None:
             return _same(path, found, self.target, self.copy)
-        return self.told is not None and any(
-            fact.holds(path, found, self.target) for fact in self.told.get(path)
+        return self.base_facts is not None and any(
+            fact.holds(path, found, self.target) for fact in self.base_facts.get(path)
         )
 
     def _same_as_earlier(self, found: os.stat_result, header: pax.Header) -> bool:
@@ -282,9 +288,9 @@ class Conflicts:
         return any(name != b".git" for name in self.target.names(b""))
 
 
-def tell(told: Facts, header: pax.Header) -> None:
+def record_base_fact(base_facts: Facts, header: pax.Header) -> None:
     """Take the agent's entries of the base."""
-    told.put(header.path, fact_of_base(header.of_base))
+    base_facts.put(header.path, fact_of_base(header.of_base))
 
 
 def _letter(found: os.stat_result) -> str:

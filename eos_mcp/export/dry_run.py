@@ -144,12 +144,12 @@ def folds_by_names(directory: str) -> bool:
     device = os.lstat(place).st_dev
     with os.scandir(place) as entries:
         for entry in entries:
-            if (told := _spelt_twice(place, entry.name)) is not None:
-                return told
+            if (other_spelling := _spelt_twice(place, entry.name)) is not None:
+                return other_spelling
     while os.path.dirname(place) != place and os.lstat(os.path.dirname(place)).st_dev == device:
         above, name = os.path.split(place)
-        if (told := _spelt_twice(above, name)) is not None:
-            return told
+        if (other_spelling := _spelt_twice(above, name)) is not None:
+            return other_spelling
         place = above
     return False
 

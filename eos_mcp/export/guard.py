@@ -12,7 +12,7 @@ from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export import git_hooks
-from eos_mcp.export.conflict import ComparedPaths, Conflicts, tell
+from eos_mcp.export.conflict import ComparedPaths, Conflicts, record_base_fact
 from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.facts import (
     FILE,
@@ -291,15 +291,15 @@ def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStrea
                 unrecorded = True
         conflicts: Conflicts | None = None
         copy: DirTree | None = None
-        told: Facts | None = None
+        base_facts: Facts | None = None
         if stream.header.get("base") is True:
-            told = open_.enter_context(contextlib.closing(Facts()))
-            stream.told = _teller(told)
+            base_facts = open_.enter_context(contextlib.closing(Facts()))
+            stream.on_base_entry = _recorder(base_facts)
         if target is not None and base is not None and os.path.isdir(base):
             copy = DirTree(os.path.realpath(base))
             open_.callback(copy.close)
         if target is not None and (dry_run or rules != REFERENCE):
-            conflicts = Conflicts(rules, target, copy, told, record)
+            conflicts = Conflicts(rules, target, copy, base_facts, record)
         heads = (
             None if conflicts is None and record is None else open_.enter_context(contextlib.closing(Facts()))
         )
@@ -308,8 +308,8 @@ def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStrea
         yield guard
 
 
-def _teller(told: Facts) -> Any:
+def _recorder(base_facts: Facts) -> Any:
     def take(header: pax.Header) -> None:
-        tell(told, header)
+        record_base_fact(base_facts, header)
 
     return take

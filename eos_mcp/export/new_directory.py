@@ -60,12 +60,12 @@ class FreshReceiver(Receiver):
     def receive(self, progress: Progress) -> None:
         """Read up to the trailer; afterwards the tree is complete, but not synced."""
         said, n = 0, 0
-        for told in self.stream.items():
-            if isinstance(told, StreamRun):
-                self._rows(n, told)
-                n += len(told.rows)
+        for sent in self.stream.items():
+            if isinstance(sent, StreamRun):
+                self._rows(n, sent)
+                n += len(sent.rows)
             else:
-                self._one(n, told)
+                self._one(n, sent)
                 n += 1
             if self.stream.tar_bytes - said >= 256 << 20:
                 said = self.stream.tar_bytes
@@ -84,8 +84,8 @@ class FreshReceiver(Receiver):
 
     # entries
 
-    def _one(self, n: int, told: pax.Header) -> None:
-        header = self.stripped.clean(told)
+    def _one(self, n: int, sent: pax.Header) -> None:
+        header = self.stripped.clean(sent)
         if (name := reserved(header.path)) is not None:
             if header.kind != pax.WHITEOUT:
                 self._reserved[name] = None
@@ -102,7 +102,7 @@ class FreshReceiver(Receiver):
             if not self._skips(header):
                 self._link_to(header)
         else:
-            self._new_file(n, header, told)
+            self._new_file(n, header, sent)
 
     def _leave(self, n: int, header: pax.Header) -> None:
         """Keep the bytes of a file that is left out: a later entry may be another name of it."""
@@ -125,7 +125,7 @@ class FreshReceiver(Receiver):
             self.counts["files_written"] += 1
         self._done(header, writes=True)
 
-    def _new_file(self, n: int, header: pax.Header, told: pax.Header) -> None:
+    def _new_file(self, n: int, header: pax.Header, sent: pax.Header) -> None:
         """Write a file in its place; one that would run by itself is moved out of the tree again once its
         content is known.
         """
@@ -138,7 +138,7 @@ class FreshReceiver(Receiver):
             self.guard.gather(header, passed=True)
             return
         self._wrote(header.path)
-        self.stripped.note(told, header.mode)
+        self.stripped.note(sent, header.mode)
         self.counts["files_written"] += 1
         self.counts["bytes_written"] += received
         self._done(header, content, writes=True)

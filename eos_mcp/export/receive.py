@@ -96,9 +96,9 @@ class Receiver:
             OSError, OperationError: the destination is as it was.
         """
         said = 0
-        for n, told in enumerate(self.stream.entries()):
+        for n, received in enumerate(self.stream.entries()):
             self._state.append(0)
-            header = self.stripped.clean(told)
+            header = self.stripped.clean(received)
             if (name := reserved(header.path)) is not None:
                 self._leave_out(header, name)
             elif self._left_out.look(header.path):
@@ -107,7 +107,7 @@ class Receiver:
                 self.guard.keep(header.path)
                 self._pass(n, header)
             else:
-                self._entry(n, header, told)
+                self._entry(n, header, received)
             if self.stream.tar_bytes - said >= 256 << 20:
                 said = self.stream.tar_bytes
                 progress(f"export: {self.stream.count} entries, {said >> 20} MiB read")
@@ -156,7 +156,7 @@ class Receiver:
 
     # one entry
 
-    def _entry(self, n: int, header: pax.Header, told: pax.Header) -> None:
+    def _entry(self, n: int, header: pax.Header, received: pax.Header) -> None:
         if header.kind == pax.WHITEOUT:
             self._delete(n, header)
             return
@@ -168,7 +168,7 @@ class Receiver:
         elif header.type == pax.HARD_LINK:
             self._hard_link(n, header)
         else:
-            self._file(n, header, told)
+            self._file(n, header, received)
 
     def _stays(self, n: int, header: pax.Header, old: os.stat_result | None) -> bool:
         """Tell whether the destination's version of a path stays; called when it is known to differ."""
@@ -479,11 +479,11 @@ class Receiver:
         os.fchmod(fd, header.mode)
         os.utime(fd, ns=(header.mtime_ns, header.mtime_ns))
 
-    def _file(self, n: int, header: pax.Header, told: pax.Header) -> None:
+    def _file(self, n: int, header: pax.Header, received: pax.Header) -> None:
         """Stage a file, unless the destination's has its content already or stays as it is.
 
         Args:
-            `told`: the entry as it came, with the bits that `header` lacks.
+            `received`: the entry as it came, with the bits that `header` lacks.
         """
         old = self._old(header.path)
         if old is not None:
@@ -493,7 +493,7 @@ class Receiver:
         with IncomingFile(header.length, self._comparable(header, old), create, judged) as incoming:
             incoming.receive(self.stream.pieces())
             if incoming.equal_fd is not None:
-                self._unchanged(n, header, told, os.fstat(incoming.equal_fd))
+                self._unchanged(n, header, received, os.fstat(incoming.equal_fd))
                 return
             content = None if judged is None else bytes(judged)
             stays = self._skips(header, content) or self._stays(n, header, old)
@@ -502,7 +502,7 @@ class Receiver:
             self._passed(header)
             return
         self._note("write", header.path, header.size)
-        self.stripped.note(told, header.mode)
+        self.stripped.note(received, header.mode)
         self.counts["files_written"] += 1
         self.counts["bytes_written"] += incoming.received
         self.staged_files += 1
@@ -530,17 +530,17 @@ class Receiver:
             self.owners.file(fd, self._place(header.path), header.path, old)
         self._finish(fd, header)
 
-    def _unchanged(self, n: int, header: pax.Header, told: pax.Header, old: os.stat_result) -> None:
+    def _unchanged(self, n: int, header: pax.Header, received: pax.Header, old: os.stat_result) -> None:
         """Keep a file whose content is equal. Setuid bits that the destination's file has already are not
         stripped from it.
         """
         was = stat.S_IMODE(old.st_mode)
-        header = header._replace(mode=header.mode | (was & told.mode & BITS))
+        header = header._replace(mode=header.mode | (was & received.mode & BITS))
         self.counts["skipped_unchanged"] += 1
         self.times.stays(header, old, differs=False)
         if was != header.mode:
             self._note("mode", header.path)
-            self.stripped.note(told, header.mode)
+            self.stripped.note(received, header.mode)
         self._add(Step(b"f", False, header.mode, was if was != header.mode else None, header.path))
         self._done(header, writes=False)
         if is_shared(old):

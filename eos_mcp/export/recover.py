@@ -185,7 +185,7 @@ def check_unfinished(dest: str, folder: str) -> None:
         raise OperationError(OPERATION_FAILED, message, details, reason="export_unfinished")
 
 
-def settle(workspace: str, folder: str) -> None:
+def roll_back_killed(workspace: str, folder: str) -> None:
     """Roll back killed exports to `workspace` (resolved, absolute), before and after it is copied.
 
     Raises:

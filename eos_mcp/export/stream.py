@@ -159,9 +159,9 @@ class ExportStream:
     def __init__(self, reader: DeadlineReader, limits: ExportLimits) -> None:
         self._reader, self._limits = reader, limits
         self.received = self.tar_bytes = self.count = 0
-        self.told: Callable[[pax.Header], None] | None = None
+        self.on_base_entry: Callable[[pax.Header], None] | None = None
         """Callback that takes the entries of the sandbox's base; without one such an entry is refused."""
-        self._told_count = 0
+        self._base_count = 0
         self._digest = hashlib.sha256()
         self._hasher: ThreadPoolExecutor | None = None  # large pieces are hashed beside the writing of them
         self._hashing: Future[None] | None = None
@@ -358,7 +358,7 @@ class ExportStream:
                         raise refused("the archive in the stream has no proper end", "bad_stream")
                     return
                 elif header.kind == pax.BASE:
-                    self._tell(header)
+                    self._base_entry(header)
                 elif header.kind == pax.RUN:
                     run = self._run(header, last)
                     last = run.rows[-1].path
@@ -431,23 +431,23 @@ class ExportStream:
             at += size
         return StreamRun(rows, data)
 
-    def _tell(self, header: pax.Header) -> None:
+    def _base_entry(self, header: pax.Header) -> None:
         """Take the base's entry at a path; these come before the first entry of the delta, on request."""
-        self._told_count += 1
-        if self._told_count > (cap := self._limits.max_apply_entries):
+        self._base_count += 1
+        if self._base_count > (cap := self._limits.max_apply_entries):
             raise refused(
                 f"entry-count cap exceeded: the sandbox sent more than {cap} entries of its base",
                 "entry_cap",
                 limit=cap,
             )
         _check_name(header.path, "entry")
-        if self.told is None or self.count:
+        if self.on_base_entry is None or self.count:
             raise refused(
                 f"entry {shown(header.path)} describes the base, which this export did not request",
                 "bad_entry",
                 path=shown(header.path),
             )
-        self.told(header)
+        self.on_base_entry(header)
 
     def _check(self, header: pax.Header, last: bytes) -> None:
         path = header.path
@@ -613,7 +613,7 @@ class ExportStream:
         if (
             trailer.get("sha256") != self._digest.hexdigest()
             or trailer.get("tar_bytes") != self.tar_bytes
-            or trailer.get("entries") != self.count + self._told_count
+            or trailer.get("entries") != self.count + self._base_count
         ):
             raise refused(
                 "the stream does not match its trailer: bytes were lost or changed",

@@ -188,9 +188,9 @@ class Router:
             if executing is not None:
                 self.executing.discard(executing)
         if protocol.is_error(reply) and reply["error"].get("kind") == protocol.SERVER_SHUTTING_DOWN:
-            told = await self._manager.explain(sandbox_id, op, None)
-            if told is not None:
-                raise told
+            diagnosis = await self._manager.explain(sandbox_id, op, None)
+            if diagnosis is not None:
+                raise diagnosis
         return reply
 
     async def _line(

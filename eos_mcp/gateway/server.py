@@ -318,10 +318,10 @@ class GatewayServer:
             if task is not None:
                 task.uncancel()
         except OSError as error:  # of this machine: a full disk, most of all
-            told = protocol.os_error(error, kind=INTERNAL_ERROR)
-            told.details.setdefault("request_id", "" if request is None else request.request_id)
-            log("os_error", request_id=told.details["request_id"], error=repr(error))
-            encoded = protocol.encode(told.envelope())
+            failure = protocol.os_error(error, kind=INTERNAL_ERROR)
+            failure.details.setdefault("request_id", "" if request is None else request.request_id)
+            log("os_error", request_id=failure.details["request_id"], error=repr(error))
+            encoded = protocol.encode(failure.envelope())
         except Exception as error:
             import traceback
 

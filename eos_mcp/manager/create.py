@@ -142,7 +142,7 @@ class Creation:
         if image.startswith(ROOTFS_PREFIX):
             await manager.run(bounds.check_rootfs, image)
         if os.path.isabs(workspace):
-            await manager.run(self._settle, workspace)  # an export that was killed may have made it
+            await manager.run(self._roll_back_killed, workspace)  # an export that was killed may have made it
         await manager.run(base.check_workspace, workspace, manager.own)
         await manager.run(bounds.check, workspace, "workspace_root")
         provider = manager.provider_for(image)
@@ -157,7 +157,7 @@ class Creation:
                     manager.bases,
                     special_files=manager.config.manager.base.special_files,
                     keeping=provider.keeping(),
-                    settled=lambda: self._settle(workspace),
+                    check_idle=lambda: self._roll_back_killed(workspace),
                     progress=progress,
                 )
             )
@@ -201,9 +201,9 @@ class Creation:
             raise
         return made
 
-    def _settle(self, workspace: str) -> None:
+    def _roll_back_killed(self, workspace: str) -> None:
         if "\0" not in workspace:
-            recover.settle(os.path.realpath(workspace), self.manager.exports.guards.journals)
+            recover.roll_back_killed(os.path.realpath(workspace), self.manager.exports.guards.journals)
 
     def _agent_sections(self, provider: Provider) -> tuple[bytes, dict[str, Any]]:
         """Read the agent's configuration, again for each call.

@@ -52,7 +52,7 @@ ASK_BEFORE_DESTROY_S = 2.0
 CHECK_BEFORE_DESTROY_S = 120.0
 DISCARDED_PATHS = 100
 ASK_TOPOLOGY_S = 5.0
-SETTLE_S = 5.0
+RECONCILE_WAIT_S = 5.0
 DEAD_KEYS = ("workspace_session_id", "state", "reason", "paths", "bytes")
 OF_SANDBOX_SCOPE = frozenset({"cgroup"})
 """Operations on one sandbox that its agent alone could not answer."""
@@ -216,7 +216,7 @@ class Manager:
             OperationError: as the contract's error matrix says.
         """
         image = args.get("image")
-        await self._settled(
+        await self._wait_reconciled(
             args.get("sandbox_id"), "local" if isinstance(image, str) and image_name.is_local(image) else None
         )
         return await self._handlers[op](args, request_id, progress)
@@ -231,7 +231,7 @@ class Manager:
             OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when
                 the provider failed.
         """
-        await self._settled(sandbox_id)
+        await self._wait_reconciled(sandbox_id)
         record = self.registry.get(sandbox_id)
         if record.state != "ready":
             details = {"sandbox_id": sandbox_id, "state": record.state}
@@ -300,7 +300,7 @@ class Manager:
         """`host` and `rootfs:/abs/dir` are local, any other image is Docker's."""
         return self.provider("local" if image_name.is_local(image) else "docker")
 
-    async def _settled(self, sandbox_id: Any = None, provider: str | None = None) -> None:
+    async def _wait_reconciled(self, sandbox_id: Any = None, provider: str | None = None) -> None:
         """Wait until what is concerned was reconciled, but not for an engine that hangs: then the registry's
         word counts.
         """
@@ -308,7 +308,7 @@ class Manager:
         name = record.provider if record is not None else provider
         tasks = [task for key, task in self._reconciling.items() if name in (None, key) and not task.done()]
         if tasks:
-            await asyncio.wait(tasks, timeout=SETTLE_S)
+            await asyncio.wait(tasks, timeout=RECONCILE_WAIT_S)
 
     async def _refresh(self, record: SandboxRecord) -> None:
         """Ask the provider; concurrent callers for one sandbox share one request."""

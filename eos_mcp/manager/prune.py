@@ -23,7 +23,7 @@ from eos_mcp.workspace.base import BASE_LAYER
 from layerstack.kernel import fsync
 
 USERS = "users"
-SETTLING_S = 3600.0
+NEW_BASE_S = 3600.0
 """So long after another gateway took a base it may not have written its record yet."""
 SHOWN = 1000
 _HASH = re.compile(r"[0-9a-f]{16,64}")
@@ -170,7 +170,7 @@ def _users(path: str) -> Iterator[tuple[str, str]]:
 def _may_use(file: str, registry_path: str, root_hash: str) -> bool:
     """Return True when a gateway uses a base or may soon; an unreadable registry counts as use."""
     with contextlib.suppress(OSError):
-        if time.time() - os.stat(file).st_mtime < SETTLING_S:
+        if time.time() - os.stat(file).st_mtime < NEW_BASE_S:
             return True
     try:
         with open(registry_path, encoding="utf-8") as registry:

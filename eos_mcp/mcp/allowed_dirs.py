@@ -72,13 +72,13 @@ def carried(
 def by_command_line(options: ServerOptions) -> list[str] | None:
     """Directories of `--root`, resolved when the server starts; None without `--root`."""
     return (
-        settled([(os.path.abspath(root), os.path.realpath(root)) for root in options.roots])
+        allowed_targets([(os.path.abspath(root), os.path.realpath(root)) for root in options.roots])
         if options.roots
         else None
     )
 
 
-def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
+def allowed_targets(roots: Sequence[tuple[str, str]]) -> list[str]:
     """Return the targets of roots, given as (path, target).
 
     A root that is a symlink inside another root and leads out of it is left out: an export into the other
@@ -133,7 +133,9 @@ async def asked(ctx: ServerRequestContext[Any], options: ServerOptions, resolved
         found = await _clients(ctx)
         if found is not None:
             return [
-                root for root in settled([(path, resolved.of(path)) for path in found]) if not _wide(root)
+                root
+                for root in allowed_targets([(path, resolved.of(path)) for path in found])
+                if not _wide(root)
             ]
     return where_started()
 

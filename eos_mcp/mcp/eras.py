@@ -87,7 +87,7 @@ class Lanes:
         if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
             cancelled = (message.params or {}).get("requestId")
             if isinstance(cancelled, (str, int)):
-                self._settled(cancelled)
+                self._request_ended(cancelled)
             for lane in self._lanes.values():
                 lane.send_nowait(item)
             return
@@ -114,7 +114,7 @@ class Lanes:
     def _send(self, message: types.JSONRPCMessage) -> None:
         answers = message.id if isinstance(message, (types.JSONRPCResponse, types.JSONRPCError)) else None
         if answers is not None:
-            self._settled(answers)
+            self._request_ended(answers)
             if answers in self._answered:
                 self._answered.discard(answers)
                 if isinstance(message, types.JSONRPCError):
@@ -132,7 +132,7 @@ class Lanes:
             return
         self._write(line + b"\n")
 
-    def _settled(self, request_id: RequestId) -> None:
+    def _request_ended(self, request_id: RequestId) -> None:
         key = coerce_request_id(request_id)  # the SDK takes 7 and "7" for one id, also in a cancellation
         if key in self._open:
             self._open[key] -= 1

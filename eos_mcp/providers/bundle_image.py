@@ -42,10 +42,10 @@ def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
             )
         except BuildError as error:
             said = [str(line.get("stream") or line.get("error") or "").strip() for line in error.build_log]
-            told = "; ".join(line for line in said if line)[-600:]
+            output = "; ".join(line for line in said if line)[-600:]
             _drop_stages(client, mark)
             raise OperationError(
-                INTERNAL_ERROR, f"building the bundle FROM {base_image}: {told}", reason="bundle_failed"
+                INTERNAL_ERROR, f"building the bundle FROM {base_image}: {output}", reason="bundle_failed"
             ) from error
     try:
         helper = client.containers.create(

@@ -40,8 +40,8 @@ from eos_mcp.providers.provider import (
     Made,
     Progress,
     SandboxPlan,
+    log_excerpt,
     new_token,
-    told_by_log,
 )
 from eos_mcp.record.registry import AgentEndpoint, SandboxRecord, SharedBase, quota_of
 from eos_mcp.record.sample_ring import EngineSample
@@ -428,9 +428,9 @@ class LocalProvider:
                 {**problem.details, "daemon_log": said},
                 reason=problem.reason,
             )
-        told = told_by_log(said)
+        excerpt = log_excerpt(said)
         how = "exited" if child is None else f"exited with {child.returncode}"
-        message = f"starting daemon: the agent of {sandbox_id} {how}" + (f": {told}" if told else "")
+        message = f"starting daemon: the agent of {sandbox_id} {how}" + (f": {excerpt}" if excerpt else "")
         raise OperationError(
             INTERNAL_ERROR, message, {"stage": "start", "daemon_log": said}, reason="agent_exited"
         )

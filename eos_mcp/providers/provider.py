@@ -255,9 +255,9 @@ def wait_ready(
             pause * 1.5, poll_s if time.monotonic() - started > EAGER_FOR_S else min(EAGER_POLL_S, poll_s)
         )
     log = provider.log_tail(record)
-    told = told_by_log(log)
+    excerpt = log_excerpt(log)
     message = f"waiting for readiness: {exited or f'no answer within {timeout_s:g} s ({said})'}" + (
-        f": {told}" if told else ""
+        f": {excerpt}" if excerpt else ""
     )
     raise OperationError(
         INTERNAL_ERROR,
@@ -267,7 +267,7 @@ def wait_ready(
     )
 
 
-def told_by_log(lines: list[str]) -> str:
+def log_excerpt(lines: list[str]) -> str:
     """Return the last message in an agent's log, or its last line."""
     for line in reversed(lines):
         try:

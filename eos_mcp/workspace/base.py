@@ -133,7 +133,7 @@ def prepare(
     *,
     special_files: str = "skip",
     keeping: Keeping = ALL,
-    settled: Callable[[], None] = lambda: None,
+    check_idle: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BaseTree:
     """Copy `workspace` as it is now, or find the copy of the same content.
@@ -154,9 +154,9 @@ def prepare(
     every file.
     """
     try:
-        settled()
+        check_idle()
         tree = _prepare(os.path.realpath(workspace), cache, special_files, keeping, progress)
-        settled()
+        check_idle()
         return tree
     except private_dirs.NotPrivate as error:
         details = {"path": error.filename, "hint": error.hint}
@@ -481,8 +481,8 @@ class _BaseCopy:
                 self._lost.setdefault(name, {})[path] = None
             else:
                 kept[name] = value
-        if told := base_xattrs.digest(kept):
-            self.xattrs[path] = told
+        if xattr_digest := base_xattrs.digest(kept):
+            self.xattrs[path] = xattr_digest
 
     def _drop(self, path: str) -> None:
         """Remove one entry; the entries of a directory are removed before it."""

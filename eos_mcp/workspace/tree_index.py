@@ -147,9 +147,9 @@ def tree_hash(tree: str) -> str:
     for path, entry in look(tree).entries.items():
         content = ""
         if not stat.S_ISLNK(entry[0]) and (
-            told := base_xattrs.digest(base_xattrs.read(os.path.join(tree, path) if path else tree))
+            xattr_digest := base_xattrs.digest(base_xattrs.read(os.path.join(tree, path) if path else tree))
         ):
-            xattrs[path] = told
+            xattrs[path] = xattr_digest
         if stat.S_ISLNK(entry[0]):
             content = os.readlink(os.path.join(tree, path))
         elif stat.S_ISREG(entry[0]):

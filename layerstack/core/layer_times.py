@@ -28,8 +28,12 @@ def joined(times: Iterable[LayerTimes]) -> LayerTimes:
 
 def recorded(layer: Layer) -> LayerTimes | None:
     """As the layer's metadata has it."""
-    told = layer.about.get(KEY)
-    return None if told is None else LayerTimes(told["oldest_input"], told["newest"], told["removes"])
+    recorded = layer.about.get(KEY)
+    return (
+        None
+        if recorded is None
+        else LayerTimes(recorded["oldest_input"], recorded["newest"], recorded["removes"])
+    )
 
 
 def times_of(stack: Stack, layer: Layer) -> LayerTimes:
@@ -69,9 +73,9 @@ def newest_in(layers: Iterable[Layer]) -> int:
     """
     limit, newest = time.time_ns() + AHEAD_MAX_NS, 0
     for layer in layers:
-        told = layer.times
-        if told is not None:
-            at = told.newest
+        recorded = layer.times
+        if recorded is not None:
+            at = recorded.newest
         elif (kept := layer.about.get(KEY)) is not None:
             at = kept["newest"]
         else:

@@ -53,7 +53,7 @@ class Quota:
         if len(loaded) == len(head.layers):
             return self._of_head(head)
         ids = set(head.layer_ids).union(
-            *(lease.layer_ids for lease in self._leases.boundaries() if lease.holder not in leaving)
+            *(lease.layer_ids for lease in self._leases.boundaries() if lease.name not in leaving)
         )
         return _sum(layer for layer in loaded if layer.id in ids)
 

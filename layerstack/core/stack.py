@@ -43,7 +43,7 @@ class Stack:
         self.layers, self.leases = Layers(root, form, self.lock), Leases()
         self.squash_lock = threading.Lock()
         """Held by the one squash that runs."""
-        self.routes, self.scrap = IgnoreCache(self.reading), Staging(f"{root}/staging")
+        self.routes, self.staging = IgnoreCache(self.reading), Staging(f"{root}/staging")
         self.pins, self.draft_table, self.deltas = PinTable(), DraftTable(), Deltas()
         self.rules: PublishRules = DEFAULT
         self.quota = Quota(root, self.layers, self.leases, lambda: self._head)
@@ -60,17 +60,17 @@ class Stack:
         """Layers that a squash replaced and that a lease still keeps."""
         self.withheld: set[str] = set()
         """Layers that a squash replaced and that something on disk still names, since the disk refused to let
-        it be replaced: see `unsettled`.
+        it be replaced: see `cleanup_pending`.
         """
-        self.unfoldable: set[str] = set()
+        self.not_squashed: set[str] = set()
         """Layers whose metadata a squash of this process found damaged: it said so, and later ones leave them
         as they are.
         """
-        self.unsettled = False
+        self.cleanup_pending = False
         """The disk refused to delete or replace what still names them; it is tried again by the next squash
         or gc, or at the next open.
         """
-        self.on_head: Callable[[], object] | None = None
+        self.on_new_head: Callable[[], object] | None = None
         """Called after each new head, in any thread and under the lock."""
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
         self._head: Manifest
@@ -164,7 +164,7 @@ class Stack:
     @contextlib.contextmanager
     def lease(self, version: int | None = None) -> Generator[Snapshot]:
         """A version whose layers stay on disk for the length of the block."""
-        manifest, lease = self.take_lease("export", version)
+        manifest, lease = self.acquire_lease("export", version)
         try:
             yield Snapshot(manifest, self.chain(manifest))
         finally:
@@ -178,7 +178,7 @@ class Stack:
         while True:
             head = self._head
             chain = self.chain(head)
-            lease = self.leases.take(READER, head.version, chain.ids)
+            lease = self.leases.acquire(READER, head.version, chain.ids)
             if self._head is head:
                 break
             self.leases.release(lease)  # a squash that came in between may not have seen it
@@ -187,12 +187,12 @@ class Stack:
         finally:
             self.leases.release(lease)
 
-    def take_lease(self, holder: str, version: int | None = None) -> tuple[Manifest, Lease]:
+    def acquire_lease(self, lease_name: str, version: int | None = None) -> tuple[Manifest, Lease]:
         """A version, the head by default, and a lease on it. Raises NotFound."""
         with self.lock:
             manifest = self.manifest(version)
             ids = self.chain(manifest).ids if manifest is self._head else manifest.layer_ids
-            return manifest, self.leases.take(holder, manifest.version, ids)
+            return manifest, self.leases.acquire(lease_name, manifest.version, ids)
 
     def release(self, lease: Lease) -> None:
         """Give a lease back; replaced layers that only it kept are removed."""
@@ -216,7 +216,7 @@ class Stack:
         """Best effort: no document names a layer that stays, so gc or the next open removes it. Metadata goes
         after its layer.
         """
-        folder = self.scrap.name("replaced")
+        folder = self.staging.name("replaced")
         metadata: list[str] = []
         with fsync.best_effort():
             self.step("squash.remove_layers")
@@ -227,8 +227,8 @@ class Stack:
                 suffixes = (".json", ".index", ".blame" if layer_id.startswith("S") else ".digest")
                 metadata.extend(f"{self.root}/.layer-metadata/{layer_id}{suffix}" for suffix in suffixes)
         with fsync.best_effort():
-            self.scrap.throw_away(folder, metadata)
-        self.scrap.forget(folder)
+            self.staging.discard_directory(folder, metadata)
+        self.staging.forget(folder)
 
     # ---- a new head
 
@@ -240,10 +240,10 @@ class Stack:
             if before is not None and before[0] == self._head:
                 self._keep_chain(manifest, before[1].above(layers[0]))
         self._head = manifest
-        if self.on_head is not None:
-            self.on_head()
+        if self.on_new_head is not None:
+            self.on_new_head()
 
-    def settle_head(self) -> None:
+    def sync_head(self) -> None:
         """Make the head that the caller saw survive a power cut: wait for its commit, repeat a last fsync
         that failed.
         """

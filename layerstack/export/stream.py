@@ -120,7 +120,7 @@ class ExportEntry(NamedTuple):
     """Several entries in one."""
 
 
-def fold(
+def flatten_changes(
     version: VersionLike,
     *,
     xattrs: bool = False,
@@ -490,7 +490,7 @@ def stream(
             if runs and root is not None and isinstance(version, Snapshot)
             else None
         )
-        entries = fold(
+        entries = flatten_changes(
             version,
             xattrs=xattrs,
             digests=digests,

@@ -193,7 +193,7 @@ def leases(context: CheckContext) -> Iterator[Damage]:
             ):
                 reported.add(layer_id)
                 yield Damage(
-                    f"layers/{layer_id}", f"is missing; the lease of {lease.holder} names it", "the leases"
+                    f"layers/{layer_id}", f"is missing; the lease of {lease.name} names it", "the leases"
                 )
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from layerstack.core.stack import Stack
 from layerstack.errors import InvalidPath, LayerStackError, NotFound
-from layerstack.history.blame_file import SUFFIX, Answer, Folded, Range, load
+from layerstack.history.blame_file import SUFFIX, Answer, LayerBlame, Range, load
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Layer
 from layerstack.layers.packed_index import Packed, PackedIndex
@@ -60,26 +60,26 @@ class Cache:
         self._root, self._lock = root, threading.Lock()
         self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
         self._ranges = 0
-        self._folded: OrderedDict[str, Mapping[str, Folded]] = OrderedDict()
+        self._by_file: OrderedDict[str, Mapping[str, LayerBlame]] = OrderedDict()
 
-    def entries(self, layer: Layer) -> Mapping[str, Folded]:
+    def entries(self, layer: Layer) -> Mapping[str, LayerBlame]:
         """The owners that a squashed layer recorded; empty for a layer of one publish."""
         return (
-            self.folded(f"{self._root}/.layer-metadata/{layer.id}{SUFFIX}")
+            self.of_file(f"{self._root}/.layer-metadata/{layer.id}{SUFFIX}")
             if layer.id.startswith("S")
             else {}
         )
 
-    def folded(self, file: str) -> Mapping[str, Folded]:
+    def of_file(self, file: str) -> Mapping[str, LayerBlame]:
         """Load a file; the last few are kept."""
         with self._lock:
-            found = self._folded.pop(file, None)
+            found = self._by_file.pop(file, None)
         if found is None:
             found = load(file)
         with self._lock:
-            self._folded[file] = found
-            while len(self._folded) > KEPT_FILES:
-                self._folded.popitem(last=False)
+            self._by_file[file] = found
+            while len(self._by_file) > KEPT_FILES:
+                self._by_file.popitem(last=False)
         return found
 
     def get(self, key: tuple[str, ...]) -> Answer | None:
@@ -144,7 +144,7 @@ def blame(stack: Stack, cache: Cache, path: str) -> Answer:
         return answer
 
 
-def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, Folded]]:
+def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, LayerBlame]]:
     """Give what a squash of `block`, layers newest first on top of `below`, must store, in byte order of
     paths.
 
@@ -199,11 +199,11 @@ def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
                 for path, record in (layer.index or {}).items()
                 if record.kind in (FILE, LINK)
             )
-        folded = cache.entries(layer)
-        if isinstance(folded, Packed):
-            many.append(path for path, _ in folded.walk())
+        of_file = cache.entries(layer)
+        if isinstance(of_file, Packed):
+            many.append(path for path, _ in of_file.walk())
         else:
-            few.update(map(byte_order, folded))
+            few.update(map(byte_order, of_file))
     for path, _ in itertools.groupby(heapq.merge(sorted(few), *many)):
         yield os.fsdecode(path)
 

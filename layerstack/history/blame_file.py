@@ -44,11 +44,11 @@ class Range(NamedTuple):
 
 
 Answer = tuple[Range, ...]
-Folded = Answer | str
+LayerBlame = Answer | str
 """The entry of a squashed layer for a path: the author of its text, or the owner of each line."""
 
 
-def dump(ranges: dict[str, Folded]) -> bytes:
+def dump(ranges: dict[str, LayerBlame]) -> bytes:
     """Give the bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each
     range.
     """
@@ -69,7 +69,7 @@ def dump(ranges: dict[str, Folded]) -> bytes:
     return records.dump({"owners": owners, "paths": rows})
 
 
-def write_new(path: str, ranges: Iterable[tuple[str, Folded]], *, aside: str) -> str:
+def write_new(path: str, ranges: Iterable[tuple[str, LayerBlame]], *, aside: str) -> str:
     """Write the file at `path`, which must not exist, without waiting for the disk. Returns its SHA-256 in
     hex.
 
@@ -130,15 +130,15 @@ def _header(count: int, total: str) -> bytes:
     return b"%s %d %d %s\n" % (_MAGIC, LARGE_FORMAT, count, total.encode())
 
 
-class _Entries(Packed[Folded]):
+class _Entries(Packed[LayerBlame]):
     """Entries of many paths; equal ones are stored once."""
 
     def __init__(self) -> None:
-        self.entries: list[Folded] = []
+        self.entries: list[LayerBlame] = []
         super().__init__(self.entries, array("I"))
 
 
-def load(path: str) -> Mapping[str, Folded]:
+def load(path: str) -> Mapping[str, LayerBlame]:
     """Load what `write_new` wrote, packed if it is large. Raises StoreCorrupt, naming the file; OSError."""
     try:
         with records.reading(path) as file:
@@ -151,13 +151,13 @@ def load(path: str) -> Mapping[str, Folded]:
     if not isinstance(body.get("owners"), list) or not isinstance(body.get("paths"), dict):
         raise StoreCorrupt(f"{path}: is not a record of owners", details={"file": path})
     owners: list[str] = body["owners"]
-    found: dict[str, Folded] = {}
+    found: dict[str, LayerBlame] = {}
     for name, rows in body["paths"].items():
         found[os.fsdecode(name.encode("latin-1"))] = _entry(rows, owners)
     return found
 
 
-def _entry(rows: Any, owners: list[str]) -> Folded:
+def _entry(rows: Any, owners: list[str]) -> LayerBlame:
     if isinstance(rows, int):
         return owners[rows]
     at, ranges = 1, list[Range]()
@@ -167,7 +167,7 @@ def _entry(rows: Any, owners: list[str]) -> Folded:
     return tuple(ranges)
 
 
-def _load_large(header: bytes, file: IO[bytes], path: str) -> Mapping[str, Folded]:
+def _load_large(header: bytes, file: IO[bytes], path: str) -> Mapping[str, LayerBlame]:
     def wrong(what: str) -> StoreCorrupt:
         return StoreCorrupt(f"{path}: {what}", details={"file": path})
 

@@ -117,7 +117,7 @@ def relist(stack: Stack) -> None:
     for pin, old in list(stack.pins.held.values()):
         ids = stack.manifest(pin.version).layer_ids
         if ids != old.layer_ids:
-            stack.pins.held[pin.version] = (pin, stack.leases.take(old.holder, pin.version, ids))
+            stack.pins.held[pin.version] = (pin, stack.leases.acquire(old.name, pin.version, ids))
             stack.leases.release(old)
 
 
@@ -126,7 +126,7 @@ def _hold(stack: Stack, pin: Pin) -> None:
         manifest = stack.manifest(pin.version)
         stack.pins.held[pin.version] = (
             pin,
-            stack.leases.take(f"pin {pin.version}", pin.version, manifest.layer_ids),
+            stack.leases.acquire(f"pin {pin.version}", pin.version, manifest.layer_ids),
         )
 
 

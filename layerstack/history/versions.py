@@ -117,7 +117,7 @@ def opened(stack: Stack, version: int | None) -> Generator[Snapshot]:
     """
     with stack.lock:
         manifest = stack.manifest(version)
-        lease = stack.leases.take(READER, manifest.version, manifest.layer_ids)
+        lease = stack.leases.acquire(READER, manifest.version, manifest.layer_ids)
     try:
         yield Snapshot(manifest, stack.chain(manifest))
     finally:

@@ -236,7 +236,7 @@ class _TreeCapture:
         it neither equals nor hides an entry.
         """
         if kind in (WHITEOUT, SPECIAL):
-            over = not cut and self.chain.holder(path) is not None
+            over = not cut and self.chain.layer_of(path) is not None
             if kind == SPECIAL:
                 self._special(path, over=over)
                 return Fate.REPLACED if over else Fate.GONE
@@ -341,11 +341,11 @@ class _TreeCapture:
         keeps its own time.
         """
         private = self.chain.private
-        return bool(private) and own.times[1] != below.times[1] and self.chain.holder(path) in private
+        return bool(private) and own.times[1] != below.times[1] and self.chain.layer_of(path) in private
 
     def _half_made(self, path: str, name: str, kind: str, *, cut: bool) -> bool:
         """Check whether an entry is a temporary one of ours. One of that name in the base is user data."""
-        if kind not in (DIRECTORY, FILE) or not (cut or self.chain.holder(path) is None):
+        if kind not in (DIRECTORY, FILE) or not (cut or self.chain.layer_of(path) is None):
             return False
         state = self.tree.state(path)
         return (
@@ -359,7 +359,7 @@ class _TreeCapture:
         if (
             kind not in (FILE, DIRECTORY)
             or path in self.filled
-            or not (cut or self.chain.holder(path) is None)
+            or not (cut or self.chain.layer_of(path) is None)
         ):
             return False
         git = self.git.around(directory)

@@ -148,7 +148,7 @@ class Chain:
             self._tops[at] = best, ends
         return best, ends
 
-    def holder(self, path: str) -> Layer | None:
+    def layer_of(self, path: str) -> Layer | None:
         """Find the layer whose entry this version shows at `path`; None when it shows none."""
         best, who = self._first(path)
         if path:
@@ -164,7 +164,7 @@ class Chain:
         """Give the state of `path` in this version; None when absent. Symlinks on the way are not followed: a
         path below one is absent.
         """
-        who = self.holder(path)
+        who = self.layer_of(path)
         return None if who is None else who.tree.state(path)
 
     def hidden_from(self, directory: str) -> int:

@@ -38,7 +38,7 @@ def at(old: Chain, new: Chain, path: str) -> Difference | None:
     """Compare one path; None when it does not differ. Reads content only of two files of one size in
     different layers.
     """
-    if old.holder(path) is new.holder(path):
+    if old.layer_of(path) is new.layer_of(path):
         return None
     before, after = old.find(path), new.find(path)
     return None if equal(before, after) else Difference(path, before, after)
@@ -173,7 +173,7 @@ class _DeltaWalk:
         it.
         """
         cancel.check()
-        one, other = self.old.holder(path), self.new.holder(path)
+        one, other = self.old.layer_of(path), self.new.layer_of(path)
         found: Difference | None = None
         if one is other:
             record = None if one is None else one.get(path)

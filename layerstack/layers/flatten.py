@@ -151,7 +151,7 @@ class _Flatten:
             elif rec.kind != WHITEOUT:
                 self.target.put(child, layer.tree.state(child))
                 some = True
-            elif not cut and self.below.holder(child) is not None:
+            elif not cut and self.below.layer_of(child) is not None:
                 self.target.whiteout(child)
                 some = True
         return some

@@ -28,7 +28,7 @@ class _FlattenedDirectory(NamedTuple):
     opaque: bool
 
 
-class FoldedTree:
+class FlattenedTree:
     """The layers of `block`, newest first, on top of `below`, as `flatten` makes one tree of them, apart from
     unchanged containers, which stay: a capture removes them. Read-only; it shows what its layers show at
     the time.
@@ -71,7 +71,7 @@ class FoldedTree:
         for child in self._listed.children(path):
             rank, _, rec = self._listed.at(child)[0]
             if rank <= here.last and (
-                rec.kind != WHITEOUT or (not here.cut and self._below.holder(child) is not None)
+                rec.kind != WHITEOUT or (not here.cut and self._below.layer_of(child) is not None)
             ):
                 yield DirectoryEntry(child[skip:], rec.kind)
 

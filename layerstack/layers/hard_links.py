@@ -33,13 +33,13 @@ def split_links(tree: Tree, chain: Chain, paths: Sequence[str]) -> tuple[Notice,
     """
     notices: list[Notice] = []
     for path in paths:
-        holder, state = chain.holder(path), chain.find(path)
-        if holder is None or state is None or len(notices) >= NOTICES_MAX:
+        shown_by, state = chain.layer_of(path), chain.find(path)
+        if shown_by is None or state is None or len(notices) >= NOTICES_MAX:
             continue
         others = [
             name
-            for name in _names(holder, path, state.inode)
-            if name != path and chain.holder(name) is holder and _shows_old(tree, name)
+            for name in _names(shown_by, path, state.inode)
+            if name != path and chain.layer_of(name) is shown_by and _shows_old(tree, name)
         ]
         if others:
             notices.append(

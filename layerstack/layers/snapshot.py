@@ -88,9 +88,9 @@ class Snapshot:
             found.append(layer.tree.root)
         return tuple(found)
 
-    def _entry(self, path: str, holder: Layer) -> Entry:
-        assert isinstance(holder.tree, DiskTree)
-        full = holder.tree.full(path)
+    def _entry(self, path: str, shown_by: Layer) -> Entry:
+        assert isinstance(shown_by.tree, DiskTree)
+        full = shown_by.tree.full(path)
         s = os.lstat(full)
         kind = (
             "file"
@@ -102,7 +102,15 @@ class Snapshot:
             else "other"
         )
         return Entry(
-            path, kind, stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, holder.id, full
+            path,
+            kind,
+            stat.S_IMODE(s.st_mode),
+            s.st_uid,
+            s.st_gid,
+            s.st_size,
+            s.st_mtime_ns,
+            shown_by.id,
+            full,
         )
 
     def stat(self, path: str) -> Entry | None:
@@ -113,9 +121,9 @@ class Snapshot:
             NotAFile: a directory on the way is a symlink (details.kind Symlink).
         """
         check(path)
-        holder = self.chain.holder(path)
-        if holder is not None:
-            return self._entry(path, holder)
+        shown_by = self.chain.layer_of(path)
+        if shown_by is not None:
+            return self._entry(path, shown_by)
         for ancestor in ancestors(path):
             state = self.chain.find(ancestor)
             if state is None:
@@ -142,9 +150,9 @@ class Snapshot:
         found: list[Entry] = []
         for name in sorted(self.chain.names(path), key=byte_order):
             child = join(path, name)
-            holder = self.chain.holder(child)
-            if holder is not None:
-                found.append(self._entry(child, holder))
+            shown_by = self.chain.layer_of(child)
+            if shown_by is not None:
+                found.append(self._entry(child, shown_by))
         return found
 
     def read_bytes(self, path: str, limit: int | None = None) -> bytes:
@@ -228,12 +236,12 @@ class Snapshot:
     def _verdict(self, path: str) -> str | None:
         """Classify a path that one of the layers above the base lists; None: no visible change."""
         chain, base = self.chain, self.chain.base
-        holder = chain.holder(path)
-        if holder is None:
+        shown_by = chain.layer_of(path)
+        if shown_by is None:
             return _DELETED if self._base_shows(path) else None
-        if holder is base:
+        if shown_by is base:
             return None
-        state = holder.tree.state(path)
+        state = shown_by.tree.state(path)
         if state.kind == DIRECTORY:
             below = self._base_state(path)
             if below is not None and below.kind == DIRECTORY and base not in chain.directories(path):
@@ -245,9 +253,9 @@ class Snapshot:
     def _decided(self, path: str, verdict: str) -> tuple[str, Entry | None, bool]:
         if verdict == _DELETED:
             return path, None, False
-        holder = self.chain.holder(path)
-        assert holder is not None
-        return path, self._entry(path, holder), verdict == _OPAQUE
+        shown_by = self.chain.layer_of(path)
+        assert shown_by is not None
+        return path, self._entry(path, shown_by), verdict == _OPAQUE
 
     def earlier(self, path: str) -> tuple[tuple[int, int], ...]:
         """List size and mtime_ns of the file of each layer above the base at `path`, newest first, without
@@ -255,7 +263,7 @@ class Snapshot:
 
         Files that a squash removed are not included.
         """
-        shown, found = self.chain.holder(path), tuple[tuple[int, int], ...]()
+        shown, found = self.chain.layer_of(path), tuple[tuple[int, int], ...]()
         for layer in self.chain.layers[:-1]:
             record = layer.get(path)
             if layer is not shown and record is not None and record.kind == FILE:

@@ -17,7 +17,7 @@ class Lease(NamedTuple):
     """A claim on the layers of one version."""
 
     number: int
-    holder: str
+    name: str
     """The kind of the owner (`session`, `export`, `draft`, `pin`, or READER), and a name for people."""
     version: int
     layer_ids: tuple[str, ...]
@@ -25,7 +25,7 @@ class Lease(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return self.holder.partition(" ")[0]
+        return self.name.partition(" ")[0]
 
 
 class Leases:
@@ -40,11 +40,11 @@ class Leases:
         self.on_change: Callable[[str, Lease], object] | None = None
         """Called with `acquired` or `released` and the lease, in any thread; not for leases of readers."""
 
-    def take(self, holder: str, version: int, layer_ids: tuple[str, ...]) -> Lease:
+    def acquire(self, name: str, version: int, layer_ids: tuple[str, ...]) -> Lease:
         """Make a lease. For any kind but READER the caller holds the store's lock, so that no running squash
         has already listed the boundaries.
         """
-        lease = Lease(next(self._numbers), holder, version, layer_ids)
+        lease = Lease(next(self._numbers), name, version, layer_ids)
         with self._lock:
             self._held[lease.number] = lease
         if self.on_change is not None and lease.kind != READER:
@@ -90,7 +90,7 @@ class Leases:
                 self._waiting -= 1
 
 
-def holders(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
+def lease_names(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
     """The leases that end with the publish of a session, or of a draft."""
     return tuple(
         f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None

@@ -164,7 +164,7 @@ def notices(stack: Stack, seen: Survey, work: Standing, head: Manifest) -> tuple
     return built_on(work.version, seen.newest_made, work.base, stack.chain(head), newer, unseen, work.roles)
 
 
-class Settled:
+class HeadTimes:
     """The times that work got for one head. `undo` gives it those of before; `again` settles for a later
     head, under the lock.
     """
@@ -182,7 +182,7 @@ class Settled:
 
     # what is decided
 
-    def settle(self, head: Manifest) -> None:
+    def fit_to(self, head: Manifest) -> None:
         """Give the work the times for a publication on `head`. Raises OSError."""
         seen = self._seen
         if head.version == self._work.version:
@@ -195,7 +195,7 @@ class Settled:
         unseen = [times_of(self._stack, layer) for layer in newer]
         over = self._stack.chain(head)
         self.notices = notices(self._stack, seen, self._work, head)
-        self._settle(over, newest_in(layers), self._bound_of(over, unseen, newer))
+        self._set_times(over, newest_in(layers), self._bound_of(over, unseen, newer))
 
     def again(self, head: Manifest, planned_on: int) -> None:
         """The same once more where layers that are newer than version `planned_on` ask for it. Raises
@@ -211,7 +211,7 @@ class Settled:
         if late or lower or not self._moved:
             self._moved = True
             bounds = [each for each in (bound, self._bound) if each is not None]
-            self._settle(over, newest_in(layers), min(bounds, default=None))
+            self._set_times(over, newest_in(layers), min(bounds, default=None))
             self._sync()
 
     def _bound_of(self, head: Chain, unseen: Sequence[LayerTimes], newer: Sequence[Layer]) -> int | None:
@@ -224,7 +224,7 @@ class Settled:
 
     # what is done
 
-    def _settle(self, head: Chain, later_than: int, bound: int | None) -> None:
+    def _set_times(self, head: Chain, later_than: int, bound: int | None) -> None:
         """Inputs become newer than the time `later_than`, outputs older than the second that `bound` is in:
         some tools know no less.
         """

@@ -107,7 +107,7 @@ def commit(
     stack.unsynced = True
     try:
         step("commit.fsync_manifest")
-        stack.settle_head()
+        stack.sync_head()
     except OSError as error:
         raise CommitUnsynced(
             error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root

@@ -14,7 +14,7 @@ from layerstack.layers.capture import capture_tree
 from layerstack.layers.hard_links import split_links
 from layerstack.layers.index import Layer
 from layerstack.layers.index_file import build
-from layerstack.model.lease import READER, Lease, holders
+from layerstack.model.lease import READER, Lease, lease_names
 from layerstack.model.manifest import LayerId, Manifest, reference
 from layerstack.publish import drafts
 from layerstack.publish.drafts import Draft
@@ -52,7 +52,12 @@ def preview(stack: Stack, draft_id: str) -> Preview:
         tree = MemoryTree.load(layer.tree)
         dropped, linked, _ = capture_tree(tree, base)
         found = preview_tree(
-            stack, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id)
+            stack,
+            tree,
+            base=base,
+            version=manifest.version,
+            dropped=dropped,
+            leaving=lease_names(None, draft_id),
         )
         return found._replace(notices=(*found.notices, *split_links(tree, base, linked)))
     finally:
@@ -99,7 +104,7 @@ def consume(stack: Stack, draft_id: str) -> None:
             _remove(stack, draft_id)
 
 
-def stand_on(stack: Stack, draft_id: str, holder: str) -> tuple[Manifest, Layer, Lease]:
+def stand_on(stack: Stack, draft_id: str, lease_name: str) -> tuple[Manifest, Layer, Lease]:
     """The draft's base, its work as a private layer, and a lease on the base, for one user more; until
     `leave`, and the lease's release.
 
@@ -107,7 +112,7 @@ def stand_on(stack: Stack, draft_id: str, holder: str) -> tuple[Manifest, Layer,
     """
     with stack.lock:
         draft = get(stack, draft_id)
-        lease = stack.leases.take(holder, draft.base_version, draft.layer_ids)
+        lease = stack.leases.acquire(lease_name, draft.base_version, draft.layer_ids)
         stack.draft_table.users[draft_id] = stack.draft_table.users.get(draft_id, 0) + 1
     try:
         manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
@@ -161,7 +166,7 @@ def leave(stack: Stack, draft_id: str | None) -> None:
 
 def _remove(stack: Stack, draft_id: str) -> None:
     stack.step("draft.remove")
-    stack.scrap.throw_away(drafts.folder_of(stack, draft_id))
+    stack.staging.discard_directory(drafts.folder_of(stack, draft_id))
     lease = stack.draft_table.leases.pop(draft_id, None)
     if lease is not None:
         stack.release(lease)

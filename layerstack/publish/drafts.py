@@ -138,8 +138,8 @@ def rewrite(stack: Stack, draft: Draft, layer_ids: tuple[str, ...]) -> None:
         OSError: the disk refused; the draft is as before.
     """
     draft = draft._replace(layer_ids=layer_ids)
-    with stack.scrap.scrap() as scrap:
-        new = scrap("draft")
+    with stack.staging.temporary_names() as new_name:
+        new = new_name("draft")
         body = {**draft._asdict(), "layer_ids": list(layer_ids)}
         fsync.write_before(new, records.dump(body), root=stack.root)
         stack.step("draft.rename_rewritten")
@@ -151,7 +151,7 @@ def hold(stack: Stack, draft: Draft) -> None:
     """Lease the draft's base for as long as the draft is there; once more when its layers were replaced."""
     with stack.lock:
         held = stack.draft_table.leases.get(draft.draft_id)
-        stack.draft_table.leases[draft.draft_id] = stack.leases.take(
+        stack.draft_table.leases[draft.draft_id] = stack.leases.acquire(
             f"draft {draft.draft_id}", draft.base_version, draft.layer_ids
         )
         if held is not None:

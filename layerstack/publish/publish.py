@@ -28,11 +28,11 @@ from layerstack.layers.index import Index, Layer
 from layerstack.layers.index_file import Indexed, build, known_digests
 from layerstack.layers.index_file import write_new as write_index
 from layerstack.model.conflict import TheirsLayer
-from layerstack.model.lease import holders
+from layerstack.model.lease import lease_names
 from layerstack.model.manifest import Manifest, published_id
 from layerstack.model.paths import parent as parent_of
 from layerstack.publish import build_logs
-from layerstack.publish.build_times import Settled, Standing, Survey, notices, published_at, survey
+from layerstack.publish.build_times import HeadTimes, Standing, Survey, notices, published_at, survey
 from layerstack.publish.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, CommitUnsynced, commit
 from layerstack.publish.commit import write_new as write_manifest
 from layerstack.publish.edits import Edit
@@ -86,7 +86,7 @@ class Author(NamedTuple):
     @property
     def leaving(self) -> tuple[str, ...]:
         """Holders of the leases that end with the publish."""
-        return holders(self.session_id, self.draft_id)
+        return lease_names(self.session_id, self.draft_id)
 
 
 def describe(layer: Layer) -> TheirsLayer:
@@ -104,7 +104,7 @@ def apply(tree: Tree, edits: Iterable[Edit]) -> None:
             tree.set_times(above, times)
 
 
-def settle(
+def apply_and_capture(
     tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, roles: Roles | None = None
 ) -> Collection[str]:
     """Apply the edits, then capture against the head what they may have made equal to it. Only subtrees that
@@ -128,7 +128,7 @@ def is_touched(records: Index, found: Collection[str]) -> Callable[[str], bool]:
 
     Args:
         records: index of the tree that the rewritten tree was cloned from.
-        found: files that stay for their time alone, as `settle` returns them.
+        found: files that stay for their time alone, as `apply_and_capture` returns them.
     """
     return lambda path: path in found or ((rec := records.get(path)) is not None and rec.quiet)
 
@@ -191,22 +191,22 @@ def _preview(
         ), int
     if planned.edits:
         over = stack.chain(head)
-        settle(tree, planned.edits, head=over, version=version)
+        apply_and_capture(tree, planned.edits, head=over, version=version)
         indexed = build(tree, over, hashes=False)
     elif _containers_met(stack, indexed, version, head):
         indexed = build(tree, stack.chain(head), hashes=False)
-    no_op, told = not indexed.changes, planned.notices
+    no_op, all_notices = not indexed.changes, planned.notices
     if head.version == version or no_op:
         source, other = count_routes(indexed, base, ignored)
     else:
         standing = Standing(version, base, roles, published_at(stack, base))
         seen = survey(tree, indexed, standing, planned.edits)
-        source, other, told = (
+        source, other, all_notices = (
             seen.source_count,
             seen.ignored_count,
-            told + notices(stack, seen, standing, head),
+            all_notices + notices(stack, seen, standing, head),
         )
-    return Preview(not no_op, no_op, head.version, source, other, (), told, dropped), lambda: size_of(
+    return Preview(not no_op, no_op, head.version, source, other, (), all_notices, dropped), lambda: size_of(
         tree, indexed
     )
 
@@ -253,16 +253,16 @@ def publish(
             is where it was.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
     """
-    with stack.scrap.scrap() as scrap:
+    with stack.staging.temporary_names() as new_name:
         for _ in range(ROUNDS):
             with stack.reading() as snapshot:
-                ready = _prepare(stack, work, author, scrap, snapshot.manifest, merge=merge)
+                ready = _prepare(stack, work, author, new_name, snapshot.manifest, merge=merge)
                 published = _commit(stack, work, ready, author, final=False, exact=exact)
             if published is not None:
                 return published
             ready.undo()
         with stack.lock, stack.reading() as snapshot:
-            ready = _prepare(stack, work, author, scrap, snapshot.manifest, merge=merge)
+            ready = _prepare(stack, work, author, new_name, snapshot.manifest, merge=merge)
             published = _commit(stack, work, ready, author, final=True, exact=exact)
             assert published is not None
             return published
@@ -276,19 +276,19 @@ class _MergedTree(NamedTuple):
     head: Manifest
     planned: MergePlan
     seen: Survey | None = None
-    settled: Settled | None = None
+    head_times: HeadTimes | None = None
     """None: nothing is left to publish, or its times are to stay as they are."""
     metadata: Metadata | None = None
     """None: nothing is left to publish."""
 
     def undo(self) -> None:
         """It was not published."""
-        if self.settled is not None:
-            self.settled.undo()
+        if self.head_times is not None:
+            self.head_times.undo()
 
 
 def _prepare(
-    stack: Stack, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool
+    stack: Stack, work: Work, author: Author, new_name: Names, head: Manifest, *, merge: bool
 ) -> _MergedTree:
     roles = Roles(stack.routes.ignored(work.version), stack.inputs, work.written)
     stack.step("publish.plan")
@@ -300,11 +300,11 @@ def _prepare(
     tree, indexed = work.tree, work.indexed
     if planned.edits:
         over = stack.chain(head)
-        root = scrap("rewrite")
+        root = new_name("rewrite")
         stack.step("publish.clone")
-        tree = DiskTree(root, stack.form, aside=stack.scrap.path, step=stack.step)
+        tree = DiskTree(root, stack.form, aside=stack.staging.path, step=stack.step)
         clone(work.tree, tree)
-        found = settle(tree, planned.edits, head=over, version=work.version, roles=roles)
+        found = apply_and_capture(tree, planned.edits, head=over, version=work.version, roles=roles)
         touched = is_touched(work.indexed.records, found)
         indexed = build(tree, over, known=known_digests(work.tree, work.indexed), touched=touched)
     elif _containers_met(stack, indexed, work.version, head):
@@ -321,21 +321,23 @@ def _prepare(
         work.tree if tree is not work.tree else None,
     )
     seen = survey(tree, indexed, standing, planned.edits)
-    settled = None if author.rollback_to is not None else Settled(stack, tree, indexed, seen, standing)
+    head_times = None if author.rollback_to is not None else HeadTimes(stack, tree, indexed, seen, standing)
     try:
-        if settled is not None:
-            settled.settle(head)
-        return _complete(stack, work, author, scrap, _MergedTree(tree, indexed, head, planned, seen, settled))
+        if head_times is not None:
+            head_times.fit_to(head)
+        return _complete(
+            stack, work, author, new_name, _MergedTree(tree, indexed, head, planned, seen, head_times)
+        )
     except BaseException:
-        if settled is not None:
-            settled.undo()
+        if head_times is not None:
+            head_times.undo()
         raise
 
 
-def _complete(stack: Stack, work: Work, author: Author, scrap: Names, ready: _MergedTree) -> _MergedTree:
+def _complete(stack: Stack, work: Work, author: Author, new_name: Names, ready: _MergedTree) -> _MergedTree:
     """Write the metadata of the layer, and fsync it with the tree."""
     tree, indexed = ready.tree, ready.indexed
-    metadata = _write_metadata(stack, work, ready, author, scrap)
+    metadata = _write_metadata(stack, work, ready, author, new_name)
     files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SYNCED])
     stack.step("publish.sync_layer")
     fsync.sync_files(stack.root, files, map(tree.full, indexed.folders()), followed=True)
@@ -359,7 +361,9 @@ def _containers_met(stack: Stack, indexed: Indexed, version: int, head: Manifest
     )
 
 
-def _write_metadata(stack: Stack, work: Work, ready: _MergedTree, author: Author, scrap: Names) -> Metadata:
+def _write_metadata(
+    stack: Stack, work: Work, ready: _MergedTree, author: Author, new_name: Names
+) -> Metadata:
     """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head
     stays. Not synced.
     """
@@ -374,20 +378,20 @@ def _write_metadata(stack: Stack, work: Work, ready: _MergedTree, author: Author
         "session_id": author.session_id,
         "draft_id": author.draft_id,
         "upper": author.upper,
-        "moved": tree is work.tree and not tree.root.startswith(stack.scrap.path),
+        "moved": tree is work.tree and not tree.root.startswith(stack.staging.path),
         "created_unix_ms": time.time_ns() // 1_000_000,
         "paths": indexed.changes,
         "bytes": indexed.size_bytes,
         "allocated_bytes": indexed.allocated_bytes,
     }
-    about[TIMES] = (seen.own if ready.settled is None else ready.settled.own).to_json()
+    about[TIMES] = (seen.own if ready.head_times is None else ready.head_times.own).to_json()
     if seen.written:
         about["written"] = list(seen.written)
     if author.rollback_to is not None:
         about["rollback_to"] = author.rollback_to
     if work.linked:
         about["linked"] = dict(work.linked)
-    stem = scrap("metadata", *SYNCED, NUMBERED)
+    stem = new_name("metadata", *SYNCED, NUMBERED)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
     stack.step("publish.write.index")
     about["index_sha256"] = write_index(f"{stem}.index", indexed)
@@ -412,7 +416,7 @@ def _commit(
     if exact and ready.head.version != work.version:
         raise HeadMoved
     if ready.metadata is None or ready.seen is None:
-        stack.settle_head()
+        stack.sync_head()
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
     source, other = ready.seen.source_count, ready.seen.ignored_count
     about, version = ready.metadata.about, ready.head.version + 1
@@ -421,7 +425,7 @@ def _commit(
     )
     stack.layers.path_index.add(layer)
     named = False
-    told = ready.planned.notices + (() if ready.settled is None else ready.settled.notices)
+    all_notices = ready.planned.notices + (() if ready.head_times is None else ready.head_times.notices)
     try:
         with stack.lock:
             head = stack.head
@@ -442,9 +446,9 @@ def _commit(
                     assert not final
                     return None
                 stack.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
-                if ready.settled is not None:
-                    ready.settled.again(head, planned_on)
-                    if (times := ready.settled.own.to_json()) != about[TIMES]:
+                if ready.head_times is not None:
+                    ready.head_times.again(head, planned_on)
+                    if (times := ready.head_times.own.to_json()) != about[TIMES]:
                         about[TIMES] = times
                         _write_about(ready.metadata)
                 stack.layers.path_index.drop(layer)
@@ -454,7 +458,7 @@ def _commit(
                 )
                 stack.layers.path_index.add(layer)
             manifest = head.with_layer(layer.id)
-            published = Published(False, manifest, layer.id, source, other, told, work.dropped)
+            published = Published(False, manifest, layer.id, source, other, all_notices, work.dropped)
             try:
                 stem = ready.metadata.stem
                 commit(

@@ -93,7 +93,7 @@ class Trees:
         """The three trees, as the rule for units wants them."""
 
         def unmoved(path: str) -> bool:
-            return self.base.holder(path) is self.head.holder(path)
+            return self.base.layer_of(path) is self.head.layer_of(path)
 
         def loose(path: str) -> bool:
             o, h = self.shown.find(path), self.head.find(path)
@@ -132,7 +132,7 @@ class Trees:
 
     def unmoved(self, path: str, b: State | None, h: State | None) -> bool:
         """True if the head's state is the base's; nothing is read if both come from one layer."""
-        return self.base.holder(path) is self.head.holder(path) or equal(b, h)
+        return self.base.layer_of(path) is self.head.layer_of(path) or equal(b, h)
 
     def last_writer_wins(self, path: str, first: State | None, h: State | None) -> bool:
         """True if the path is ignored, both as what ours or else the base has there and as what the head has.

@@ -106,14 +106,14 @@ class Dead:
         for session_id, body in sorted(bodies.items()):
             if body["token"] in done:
                 with fsync.best_effort():
-                    stack.scrap.throw_away(
+                    stack.staging.discard_directory(
                         f"{stack.root}/sessions/{session_id}"
                     )  # the crash came before this removal
                 continue
             layers = stack.layer_ids_at(
                 body["base_version"]
             )  # a squash may have replaced those that it was opened on
-            lease = stack.leases.take(f"session {session_id}", body["base_version"], layers)
+            lease = stack.leases.acquire(f"session {session_id}", body["base_version"], layers)
             if body["draft_id"] is not None:
                 draft_refs.claim(stack, body["draft_id"])
             self._add(session_id, body, lease)
@@ -283,7 +283,7 @@ class Dead:
         folder = f"{stack.root}/sessions/{session.session_id}"
         if os.path.isdir(folder):
             with fsync.best_effort():
-                stack.scrap.throw_away(folder)
+                stack.staging.discard_directory(folder)
         stack.release(session.lease)
         draft_refs.leave(stack, session.draft_id)
 
@@ -359,7 +359,7 @@ class Dead:
                     f"{folder}/upper: a live overlay still writes into it",
                     details={"upperdir": f"{folder}/upper"},
                 )
-            stack.scrap.throw_away(folder)
+            stack.staging.discard_directory(folder)
             self._forget(session)
         fsync.fsync_dir(f"{stack.root}/sessions")
 

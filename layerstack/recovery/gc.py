@@ -53,11 +53,11 @@ def _throw_away(stack: Stack, path: str) -> None:
     """Remove a directory, which may be as large as a workspace: by a rename where another thread deletes
     it.
     """
-    if stack.scrap.later is None:
+    if stack.staging.later is None:
         discard(path)
         return
     with fsync.best_effort():
-        stack.scrap.throw_away(path)
+        stack.staging.discard_directory(path)
 
 
 def named_by_history(stack: Stack) -> set[str]:
@@ -111,7 +111,7 @@ def collect(stack: Stack) -> None:
     """
     stack.check_open()
     stack.step("gc.sweep")
-    stack.scrap.sweep()
+    stack.staging.sweep()
     with stack.lock:
         keep = named_by_history(stack)
         for lease in stack.leases.all():

@@ -39,6 +39,6 @@ def give_up(stack: Stack, dead: Dead, session_id: str) -> None:
         for tree in trees_of(stack, dead, session_id):
             if overlay.is_mounted(tree):
                 raise StoreBusy(f"{tree}: a live overlay still writes into it", details={"upperdir": tree})
-        stack.scrap.throw_away(folder)
+        stack.staging.discard_directory(folder)
         stack.damaged.pop(f"{folder}/session.json")
     fsync.fsync_dir(f"{stack.root}/sessions")

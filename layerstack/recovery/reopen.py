@@ -133,12 +133,12 @@ def _manifest(path: str) -> Manifest:
 def find_dead(stack: Stack, dead: Dead) -> None:
     """Remove what a crash left incomplete, and put the sessions of dead processes into `dead`.
 
-    Called after `load_all`. No tree is walked where `store.scrap.later` removes directories in another
+    Called after `load_all`. No tree is walked where `store.staging.later` removes directories in another
     thread.
     """
     root = stack.root
     stack.step("open.sweep")
-    stack.scrap.sweep_all()
+    stack.staging.sweep_all()
     gc.sweep_root(root)
     _write_lost(stack)
     gc.sweep_drafts(root)

@@ -33,7 +33,7 @@ class SessionIdentity(NamedTuple):
     """
 
     @property
-    def holder(self) -> str:
+    def lease_name(self) -> str:
         """Name of the session in its lease."""
         return f"session {self.session_id}"
 
@@ -54,7 +54,7 @@ def make_folder(
         carried: a tree in staging that becomes the pending layer `name`.
         replace: the new folder replaces the session's existing one, which is discarded.
     """
-    folder = stack.scrap.name(f"session-{identity.session_id}")
+    folder = stack.staging.name(f"session-{identity.session_id}")
     try:
         stack.step("session.mkdir")
         os.mkdir(folder, 0o700)
@@ -90,4 +90,4 @@ def make_folder(
                 f"session {identity.session_id} exists", reason="session_exists", details=details
             ) from None
     finally:
-        stack.scrap.discard(folder)
+        stack.staging.discard(folder)

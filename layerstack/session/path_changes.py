@@ -157,8 +157,8 @@ def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
 def _publish(stack: Stack, snapshot: Snapshot, author: Author, write: Callable[[_Layer], None]) -> Published:
     head, chain = snapshot.manifest, snapshot.chain
     stack.quota.admit(head, lambda: 0)  # the layer itself shows how much it adds
-    with stack.scrap.scrap() as scrap:
-        tree = DiskTree(scrap("reshape"), stack.form, aside=stack.scrap.path, step=stack.step)
+    with stack.staging.temporary_names() as new_name:
+        tree = DiskTree(new_name("reshape"), stack.form, aside=stack.staging.path, step=stack.step)
         layer = _Layer(tree, chain)
         write(layer)
         layer.close()
@@ -202,9 +202,9 @@ class _Layer:
             self._tree.set_times(target, state.times)
 
     def _count(self, source: str, state: State) -> None:
-        holder = self._chain.holder(source)
-        if state.linkable and holder is not None:
-            self._linked.setdefault(holder.id, {})[state.inode] = state.size
+        shown_by = self._chain.layer_of(source)
+        if state.linkable and shown_by is not None:
+            self._linked.setdefault(shown_by.id, {})[state.inode] = state.size
 
     def _reach(self, path: str) -> None:
         """Make the directories above `path`; new ones have mode 0755 and the owner of their parent."""
@@ -217,9 +217,9 @@ class _Layer:
             if state is not None:
                 make_directory(tree.full(ancestor), state)
                 continue
-            holder = tree.state(parent_of(ancestor))
+            shown_by = tree.state(parent_of(ancestor))
             os.mkdir(tree.full(ancestor))
-            set_meta(tree.full(ancestor), (NEW_DIRECTORY, holder.meta[1], holder.meta[2]))
+            set_meta(tree.full(ancestor), (NEW_DIRECTORY, shown_by.meta[1], shown_by.meta[2]))
             self._touched.add(parent_of(ancestor))
         self._touched.add(parent_of(path))
 

@@ -17,9 +17,9 @@ from layerstack.layers.index_file import build
 from layerstack.model.conflict import Notice
 from layerstack.model.manifest import LayerId, Manifest
 from layerstack.publish import build_logs
-from layerstack.publish.build_times import Settled, Standing, published_at, survey
+from layerstack.publish.build_times import HeadTimes, Standing, published_at, survey
 from layerstack.publish.edits import Write
-from layerstack.publish.publish import describe, is_touched, settle
+from layerstack.publish.publish import apply_and_capture, describe, is_touched
 from layerstack.publish.resolve import plan
 from layerstack.publish.three_trees import Meeting
 from layerstack.session.folder import CARRIED
@@ -85,22 +85,26 @@ def rebase(
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
     stack.step("rebase.clone")
-    tree = DiskTree(root, stack.form, aside=stack.scrap.path)
+    tree = DiskTree(root, stack.form, aside=stack.staging.path)
     clone(work.tree, tree)
-    found = settle(tree, planned.edits, head=over, version=base.version, roles=roles) if planned.edits else ()
+    found = (
+        apply_and_capture(tree, planned.edits, head=over, version=base.version, roles=roles)
+        if planned.edits
+        else ()
+    )
     touched = is_touched(work.index, found)
     indexed = build(tree, over, hashes=False, touched=touched)
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
     if not indexed.changes:
         return Carried(None, merged, planned.notices)
     standing = Standing(base.version, below, roles, published_at(stack, below), work.tree if ends else None)
-    settled = Settled(stack, tree, indexed, survey(tree, indexed, standing, planned.edits), standing)
+    head_times = HeadTimes(stack, tree, indexed, survey(tree, indexed, standing, planned.edits), standing)
     try:
-        settled.settle(head)
+        head_times.fit_to(head)
         stack.step("rebase.sync")
         fsync.sync_files(stack.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
     except BaseException:
-        settled.undo()
+        head_times.undo()
         raise
     layer = Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records)
-    return Carried(layer, merged, planned.notices + settled.notices, settled.undo)
+    return Carried(layer, merged, planned.notices + head_times.notices, head_times.undo)

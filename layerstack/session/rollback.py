@@ -40,13 +40,13 @@ def rollback(stack: Stack, version: int, author: Author) -> Published:
 
 
 def _once(stack: Stack, version: int, author: Author) -> Published:
-    with stack.lease(version) as wanted, stack.reading() as now, stack.scrap.scrap() as scrap:
+    with stack.lease(version) as wanted, stack.reading() as now, stack.staging.temporary_names() as new_name:
         stack.step("rollback.compare")
         if next(tops(now.chain, wanted.chain), None) is None:
             return Published(True, now.manifest, None, 0, 0, (), ())
         stack.quota.admit(now.manifest, lambda: _copied(now.chain, wanted.chain))
         stack.step("rollback.build")
-        tree = DiskTree(scrap("rollback"), stack.form, aside=stack.scrap.path)
+        tree = DiskTree(new_name("rollback"), stack.form, aside=stack.staging.path)
         done = _write(tree, now.chain, wanted.chain)
         indexed = build(tree, now.chain, touched=done.retimed.__contains__)
         work = Work(tree, indexed, now.version, now.chain, (), done.linked, done.written)
@@ -79,10 +79,10 @@ def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
     retimed, written = PackedIndex(), set[str]()
     by_hand: dict[str, frozenset[str]] = {}
 
-    def is_written(holder: Layer, path: str) -> bool:
-        if holder.id not in by_hand:
-            by_hand[holder.id] = frozenset(holder.about.get("written", ()))
-        return path in by_hand[holder.id]
+    def is_written(shown_by: Layer, path: str) -> bool:
+        if shown_by.id not in by_hand:
+            by_hand[shown_by.id] = frozenset(shown_by.about.get("written", ()))
+        return path in by_hand[shown_by.id]
 
     open_now: dict[str, State] = {}  # directories that were made and may still get entries
 
@@ -102,9 +102,9 @@ def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
         close(byte_order(path))
         for ancestor in ancestors(path):
             folder(ancestor)
-        holder = (now if new is None else target).holder(path)
-        assert holder is not None
-        if is_written(holder, path):
+        shown_by = (now if new is None else target).layer_of(path)
+        assert shown_by is not None
+        if is_written(shown_by, path):
             written.add(path)
         if new is None:
             tree.whiteout(path)
@@ -115,7 +115,7 @@ def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
             if only_time:
                 retimed.add(byte_order(path), record(FILE, quiet=True))
             if new.linkable and new.kind == FILE:
-                linked.setdefault(holder.id, Sizes()).add(new)
+                linked.setdefault(shown_by.id, Sizes()).add(new)
     close(b"\xff" * PATH_MAX)
     tree.set_times("", open_now.pop("").times)
     return _Done({layer_id: sizes.total() for layer_id, sizes in linked.items()}, retimed, written)

@@ -36,10 +36,10 @@ def open_upper(stack: Stack, identity: SessionIdentity, version: int | None) -> 
     """
     private: list[Layer] = []
     if identity.draft_id is not None:
-        manifest, layer, lease = draft_refs.stand_on(stack, identity.draft_id, identity.holder)
+        manifest, layer, lease = draft_refs.stand_on(stack, identity.draft_id, identity.lease_name)
         private.append(layer)
     else:
-        manifest, lease = stack.take_lease(identity.holder, version)
+        manifest, lease = stack.acquire_lease(identity.lease_name, version)
     try:
         return make_upper(stack, identity, manifest, lease, private)
     except BaseException:
@@ -80,12 +80,12 @@ def open_rebased(stack: Stack, identity: SessionIdentity) -> Upper:
     """Open a session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
     draft_id = identity.draft_id
     assert draft_id is not None
-    base, work, own = draft_refs.stand_on(stack, draft_id, identity.holder)
+    base, work, own = draft_refs.stand_on(stack, draft_id, identity.lease_name)
     try:
-        head, lease = stack.take_lease(identity.holder)
+        head, lease = stack.acquire_lease(identity.lease_name)
         try:
-            with stack.scrap.scrap() as scrap:
-                root = scrap("rebase")
+            with stack.staging.temporary_names() as new_name:
+                root = new_name("rebase")
                 carried = rebase(stack, base, work, head, root)
                 if carried.layer is None:
                     upper = make_upper(stack, identity, head, lease, [])

@@ -60,11 +60,11 @@ def _once(
     above, there = _look(chain, path)
     new = change(None if there is None else there.data(limit))
     if there is not None and there.size == len(new) and there.data() == new:
-        stack.settle_head()
+        stack.sync_head()
         return Published(True, head, None, 0, 0, (), ())
     stack.quota.admit(head, lambda: len(new))
-    with stack.scrap.scrap() as scrap:
-        tree = DiskTree(scrap("update"), stack.form, aside=stack.scrap.path, step=stack.step)
+    with stack.staging.temporary_names() as new_name:
+        tree = DiskTree(new_name("update"), stack.form, aside=stack.staging.path, step=stack.step)
         _write(tree, path, new, above, there)
         return publish(stack, _work(tree, head, chain)._replace(written=(path,)), author, merge=False)
 
@@ -96,22 +96,22 @@ def _write(
 
     Directories are as the head has them, new ones with the owner of their parent.
     """
-    holder = above[0][1]
-    assert holder is not None
+    above_state = above[0][1]
+    assert above_state is not None
     there_already = [(directory, state) for directory, state in above if state is not None]
     for directory, state in above:
         if state is not None:
             make_directory(tree.full(directory), state)
-            holder = state
+            above_state = state
         else:
             os.mkdir(tree.full(directory))
-            set_meta(tree.full(directory), (NEW_DIRECTORY, holder.meta[1], holder.meta[2]))
+            set_meta(tree.full(directory), (NEW_DIRECTORY, above_state.meta[1], above_state.meta[2]))
     full = tree.full(path)
     fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         file.write(data)
     if there is None:
-        set_meta(full, (NEW_FILE, holder.meta[1], holder.meta[2]))
+        set_meta(full, (NEW_FILE, above_state.meta[1], above_state.meta[2]))
         there_already.pop()  # a name was added to this one: its time is now
     else:
         set_attributes(full, there)

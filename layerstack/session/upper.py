@@ -23,13 +23,13 @@ from layerstack.layers import delta
 from layerstack.layers.capture import capture_tree
 from layerstack.layers.chain import Chain
 from layerstack.layers.flatten import flatten
-from layerstack.layers.flattened_tree import FoldedTree
+from layerstack.layers.flattened_tree import FlattenedTree
 from layerstack.layers.hard_links import split_links
 from layerstack.layers.index import Layer
 from layerstack.layers.index_file import build
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Notice
-from layerstack.model.lease import Lease, holders
+from layerstack.model.lease import Lease, lease_names
 from layerstack.model.manifest import LayerId, Manifest
 from layerstack.publish import draft_refs, drafts
 from layerstack.publish.commit import CommitUnsynced
@@ -127,7 +127,7 @@ class Upper:
 
     @property
     def _leaving(self) -> tuple[str, ...]:
-        return holders(self.session_id, self._identity.draft_id)
+        return lease_names(self.session_id, self._identity.draft_id)
 
     def note_written(self, path: str) -> None:
         """Record a file that was just written by `file_write` or `file_edit`.
@@ -204,7 +204,7 @@ class Upper:
             tree = MemoryTree.load(self._tree())
             dropped, linked, _ = capture_tree(tree, self._chain)
             if self._chain.private:
-                tree = MemoryTree.load(FoldedTree(self._block(tree), self._base))
+                tree = MemoryTree.load(FlattenedTree(self._block(tree), self._base))
                 left_out, linked, _ = capture_tree(tree, self._base)
                 dropped += left_out
             self._split = split_links(tree, self._base, linked)
@@ -245,7 +245,7 @@ class Upper:
             self._live()
             stack = self._stack
             if self._late is not None:
-                stack.settle_head()
+                stack.sync_head()
                 return self._finish(self._late.published)
             who = self._identity
             author = Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
@@ -290,7 +290,7 @@ class Upper:
             self._live()
             self._published_is_final()
             stack, before = self._stack, self._manifest.version
-            head, lease = stack.take_lease(self._identity.holder)
+            head, lease = stack.acquire_lease(self._identity.lease_name)
             try:
                 if head.version == before:
                     stack.release(lease)
@@ -317,8 +317,12 @@ class Upper:
         """
 
         stack, who = self._stack, self._identity
-        with self._work() as work, stack.scrap.scrap() as scrap, contextlib.ExitStack() as undo:
-            root = scrap("rebase")
+        with (
+            self._work() as work,
+            stack.staging.temporary_names() as new_name,
+            contextlib.ExitStack() as undo,
+        ):
+            root = new_name("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
             ends = not self._chain.private  # else the work is flattened from layers that stay
             done = rebase(stack, self._manifest, own, head, root, written=work.written, ends=ends)
@@ -435,7 +439,9 @@ class Upper:
         stack = self._stack
         place = max(LONGEST_PLACE, len(f"/sessions/{self.session_id}/private/0001/"))
         room = len(os.fsencode(stack.root)) + place - len(os.fsencode(self.upperdir)) - 1
-        return SeenTree(self.upperdir, stack.form, aside=stack.scrap.path, step=step or stack.step, room=room)
+        return SeenTree(
+            self.upperdir, stack.form, aside=stack.staging.path, step=step or stack.step, room=room
+        )
 
     def _block(self, top: MemoryTree | DiskTree) -> list[Layer]:
         """Unpublished layers, newest first: the captured writes, and the pending layers below them."""
@@ -472,14 +478,14 @@ class Upper:
                 )
             raise
         dropped = self._dropped
-        with stack.scrap.scrap() as scrap:
+        with stack.staging.temporary_names() as new_name:
             if self._chain.private:
-                folded = DiskTree(scrap("fold"), stack.form, aside=stack.scrap.path, step=stack.step)
-                make_directory(folded.root, tree.state(""))
-                flatten(self._block(tree), self._base, folded)
-                captured = capture_tree(folded, self._base, is_input=roles.is_input)
+                flattened = DiskTree(new_name("fold"), stack.form, aside=stack.staging.path, step=stack.step)
+                make_directory(flattened.root, tree.state(""))
+                flatten(self._block(tree), self._base, flattened)
+                captured = capture_tree(flattened, self._base, is_input=roles.is_input)
                 dropped += captured.dropped
-                tree = folded
+                tree = flattened
             self._split = split_links(tree, self._base, captured.linked)
             touched = captured.touched.__contains__ if captured.touched else None
             indexed = build(tree, self._base, leaving=True, touched=touched)
@@ -533,8 +539,8 @@ class Upper:
             root = self._chain.find("")
             assert root is not None
             self._stack.step("upper.renew")
-            with self._stack.scrap.scrap() as scrap:
-                whole = scrap("upper")
+            with self._stack.staging.temporary_names() as new_name:
+                whole = new_name("upper")
                 make_directory(whole, root)
                 os.rename(whole, self.upperdir)
 
@@ -568,6 +574,6 @@ class Upper:
         stack = self._stack
         with fsync.best_effort():  # the next open checks a folder that cannot be moved away
             stack.step("session.end")
-            stack.scrap.throw_away(self.directory)
+            stack.staging.discard_directory(self.directory)
         stack.release(self._lease)
         draft_refs.leave(stack, self._identity.draft_id)

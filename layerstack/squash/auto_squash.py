@@ -1,8 +1,8 @@
 """Squash before a publish that would be rejected: the head is as long as the kernel mounts, or a quota is
 used up.
 
-With `fold_at` a publish squashes a long head first; between `fold_at` and the limit only where that removes
-enough layers.
+With `squash_at` a publish squashes a long head first; between `squash_at` and the limit only where that
+removes enough layers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from layerstack.model.manifest import LOWER_LIMIT
 from layerstack.squash import plan, squash
 from layerstack.squash.squash import Squashed
 
-FOLD_AT = 450
+SQUASH_AT = 450
 """Layers of a head, the base included, at which a publish squashes first where a policy asks for it."""
-WORTH_FOLDING = 10
+WORTH_SQUASHING = 10
 """Layers that such a squash must remove while the limit is not reached."""
 TRIES = 3
 """Squashes for one publish, in case other publishes use the room first."""
@@ -31,12 +31,12 @@ class AutoSquash:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self.fold_at: int | None = None
+        self.squash_at: int | None = None
         """Squash before a publish from so many layers on, and where a limit is reached.
 
         None: squash only when asked to.
         """
-        self.on_fold: Callable[[str, Squashed | Exception | None], object] | None = None
+        self.on_squash: Callable[[str, Squashed | Exception | None], object] | None = None
         """Called in the publisher's thread with the reason: with None before a squash, then with its result.
         """
 
@@ -47,34 +47,34 @@ class AutoSquash:
         Args:
             attempt: publishes; it holds neither a reader's lease nor the lock of the stack when it is called.
         """
-        self._fold_if_long()
+        self._squash_if_long()
         for _ in range(TRIES):
             try:
                 return attempt()
             except (QuotaExceeded, LayerLimit) as error:
-                if not self.fold(error.reason):
+                if not self.squash_for(error.reason):
                     raise
         return attempt()
 
-    def fold(self, why: str) -> bool:
+    def squash_for(self, why: str) -> bool:
         """Squash, if the policy allows it, and wait for a squash that runs already.
 
         False when the head is as before.
         """
-        if self.fold_at is None:
+        if self.squash_at is None:
             return False
         before = self._stack.head
-        self._fold(why, wait=True)
+        self._squash(why, wait=True)
         return self._stack.head is not before
 
-    def _fold_if_long(self) -> None:
+    def _squash_if_long(self) -> None:
         """Squash before the limit is reached; a publish does not wait for a squash that runs already."""
-        if self.fold_at is None or not self.fold_at <= len(self._stack.head.layers) < LOWER_LIMIT:
+        if self.squash_at is None or not self.squash_at <= len(self._stack.head.layers) < LOWER_LIMIT:
             return
-        if plan.gain(self._stack) >= WORTH_FOLDING:
-            self._fold("fold_at", wait=False)
+        if plan.gain(self._stack) >= WORTH_SQUASHING:
+            self._squash("fold_at", wait=False)
 
-    def _fold(self, why: str, *, wait: bool) -> None:
+    def _squash(self, why: str, *, wait: bool) -> None:
         locked = self._stack.squash_lock.locked()
         if (locked and not wait) or (not locked and not plan.gain(self._stack)):
             return
@@ -90,5 +90,5 @@ class AutoSquash:
             self._report(why, error)
 
     def _report(self, why: str, done: Squashed | Exception | None) -> None:
-        if self.on_fold is not None:
-            self.on_fold(why, done)
+        if self.on_squash is not None:
+            self.on_squash(why, done)

@@ -22,7 +22,7 @@ class Depth(NamedTuple):
 
     layers: int
     """Layers of the head, the base included."""
-    foldable: int
+    squashable: int
     """Layers that a squash would replace."""
     entries: int
     """Paths that the replaced layers list together: the cost of the squash."""
@@ -59,11 +59,11 @@ class Depths:
                 of_run.update(touched)
             sharing.update({directory: count for directory, count in of_run.items() if count > 1})
         directory, count = sharing.most_common(1)[0] if sharing else ("", 0)
-        foldable = [layer for run in runs for layer in run.layers]
+        squashable = [layer for run in runs for layer in run.layers]
         return Depth(
             len(head.layers),
-            len(foldable),
-            sum(len(layer.index or ()) for layer in foldable),
+            len(squashable),
+            sum(len(layer.index or ()) for layer in squashable),
             directory,
             count,
         )

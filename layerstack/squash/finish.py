@@ -1,7 +1,7 @@
 """Steps after the commit of a squash.
 
 They close the versions inside its blocks and let other files name the new layers. The replaced layers can be
-removed only afterwards. The disk may refuse any step: the store is then `unsettled`, and the steps are
+removed only afterwards. The disk may refuse any step: the store is then `cleanup_pending`, and the steps are
 repeated later. The next open finishes those that a crash left undone.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from layerstack.core.stack import Stack
 
 
-def settle(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[str, str]]) -> bool:
+def release_replaced(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[str, str]]) -> bool:
     """Close the versions inside the blocks; let other versions and drafts name the new layers.
 
     False: the disk refused a step, or a damaged file may name a replaced layer.
@@ -55,7 +55,7 @@ def settle(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[st
 
 
 def write_anew(
-    stack: Stack, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, scrap: Names
+    stack: Stack, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, new_name: Names
 ) -> list[tuple[str, str]]:
     """Write to staging the files of the versions up to `last` that name squashed layers.
 
@@ -71,7 +71,7 @@ def write_anew(
         path, data = f"{stack.root}/manifests/{version}.json", version_files.dump(version, layers[at].id)
         if _content(path) != data:
             stack.step("squash.rewrite_version")
-            new = scrap("manifest")
+            new = new_name("manifest")
             fsync.write_new(new, data, sync=False)
             written.append((new, path))
     return written
@@ -97,9 +97,9 @@ def finish(stack: Stack) -> None:
     written: files would be replaced that a caller may still want to read.
     """
     if stack.damaged:
-        stack.unsettled = True
+        stack.cleanup_pending = True
         return
-    stack.unsettled = False
+    stack.cleanup_pending = False
     layers = stack.layers.of(stack.head)
     squashed = [layer for layer in layers if layer.id.startswith("S")]
     if not squashed:
@@ -107,15 +107,15 @@ def finish(stack: Stack) -> None:
     if any(_is_inside(version, squashed) for version in _versions(stack)) or set(
         os.listdir(f"{stack.root}/layers")
     ) - set(stack.head.layer_ids):
-        with stack.scrap.scrap() as scrap:
+        with stack.staging.temporary_names() as new_name:
             rewritten: list[tuple[str, str]] = []
             written = False
             with fsync.best_effort():  # on a full disk the versions stay as they are until it is tried again
-                new = write_anew(stack, layers, squashed, stack.head.version - 1, scrap)
+                new = write_anew(stack, layers, squashed, stack.head.version - 1, new_name)
                 fsync.sync_files(stack.root, [path for path, _ in new], (), followed=True)
                 rewritten, written = new, True
-            stack.unsettled = not (settle(stack, squashed, rewritten) and written)
-    if not stack.unsettled:
+            stack.cleanup_pending = not (release_replaced(stack, squashed, rewritten) and written)
+    if not stack.cleanup_pending:
         stack.replaced |= stack.withheld
         stack.withheld.clear()
 

@@ -70,7 +70,7 @@ def plan(stack: Stack, chain: Chain) -> list[SquashRun]:
     runs: list[SquashRun] = []
     start = 0
     for at, layer in enumerate(layers):
-        if layer.is_base or layer.id in stops or layer.id in stack.unfoldable:
+        if layer.is_base or layer.id in stops or layer.id in stack.not_squashed:
             if at - start >= 2:
                 runs.append(SquashRun(layers[start:at], Chain(layers[at:], chain.path_index, chain.form)))
             start = at + 1

@@ -75,14 +75,14 @@ class _SquashedRun(NamedTuple):
     stem: str
 
 
-class _FoldedTree(DiskTree):
+class _SquashTree(DiskTree):
     """Tree that has no reader before it is complete: entries are made in place.
 
     `copied` are the files that could not be linked.
     """
 
     def __init__(self, root: str, stack: Stack) -> None:
-        super().__init__(root, stack.form, aside=stack.scrap.path)
+        super().__init__(root, stack.form, aside=stack.staging.path)
         self.copied: list[str] = []
         self._linked: dict[str, State] = {}
 
@@ -119,22 +119,24 @@ def squash(stack: Stack, *, wait: bool = False) -> Squashed:
     if not stack.squash_lock.acquire(blocking=wait):
         raise SquashInFlight(f"{stack.root}: a squash is already in flight", details={"store": stack.root})
     try:
-        with stack.scrap.scrap() as scrap:
-            if stack.unsettled:
+        with stack.staging.temporary_names() as new_name:
+            if stack.cleanup_pending:
                 with stack.lock:
                     finish.finish(stack)
             with stack.reading() as snapshot:
                 stack.step("squash.plan")
-                ready = _fold_all(stack, snapshot.chain, scrap)
-                head, folded, named = _commit(stack, ready, scrap) if ready else (stack.head, [], False)
-            if not folded:
+                ready = _flatten_all(stack, snapshot.chain, new_name)
+                head, new_layers, named = (
+                    _commit(stack, ready, new_name) if ready else (stack.head, [], False)
+                )
+            if not new_layers:
                 return Squashed(head, ())
-            gone = {layer.id for _, one in folded for layer in one.run.layers}
+            gone = {layer.id for _, one in new_layers for layer in one.run.layers}
             stack.leases.wait_for_readers(gone, READERS_WAIT_S)
             (stack.withheld if named else stack.replaced).update(gone)
             stack.reclaim()
             blocks: list[Block] = []
-            for layer, one in folded:
+            for layer, one in new_layers:
                 ids = tuple(member.id for member in one.run.layers)
                 blocks.append(Block(layer.id, ids, not named and stack.replaced.isdisjoint(ids)))
             return Squashed(head, tuple(blocks))
@@ -142,38 +144,40 @@ def squash(stack: Stack, *, wait: bool = False) -> Squashed:
         stack.squash_lock.release()
 
 
-def _fold_all(stack: Stack, chain: Chain, scrap: Names) -> list[_SquashedRun]:
+def _flatten_all(stack: Stack, chain: Chain, new_name: Names) -> list[_SquashedRun]:
     """Squash every run of the chain in staging.
 
     A layer with a damaged file makes this squash fail with an error that names it. Later squashes leave this
     layer out, so that it does not stop them.
     """
     try:
-        return [_fold(stack, run, scrap) for run in plan(stack, chain)]
+        return [_flatten_run(stack, run, new_name) for run in plan(stack, chain)]
     except StoreCorrupt as error:
         damaged = os.path.basename(str(error.details.get("file", ""))).partition(".")[0]
-        stack.unfoldable.update(layer.id for layer in chain.published if layer.id == damaged)
+        stack.not_squashed.update(layer.id for layer in chain.published if layer.id == damaged)
         raise
 
 
-def _fold(stack: Stack, run: SquashRun, scrap: Names) -> _SquashedRun:
+def _flatten_run(stack: Stack, run: SquashRun, new_name: Names) -> _SquashedRun:
     stack.step("squash.fold")
-    tree = _FoldedTree(scrap("squash"), stack)
+    tree = _SquashTree(new_name("squash"), stack)
     make_directory(tree.root, run.layers[0].tree.state(""))
-    folded = flatten(run.layers, run.below, tree)
+    flattened = flatten(run.layers, run.below, tree)
     for layer in run.layers:
         check_index(f"{stack.root}/.layer-metadata/{layer.id}.index")
     digests = Digests(stack.root)
     try:
-        indexed = build(tree, run.below, known=_known(digests, folded.source), touched=folded.is_touched)
+        indexed = build(
+            tree, run.below, known=_known(digests, flattened.source), touched=flattened.is_touched
+        )
     finally:
         digests.close()
     about = _about(stack, run, indexed)
-    stem = scrap("metadata", *SUFFIXES)
+    stem = new_name("metadata", *SUFFIXES)
     stack.step("squash.write")
     about["index_sha256"] = write_index(f"{stem}.index", indexed)
-    told = blame.of_block(stack, run.layers, run.below)
-    about["blame_sha256"] = blame_file.write_new(f"{stem}.blame", told, aside=stack.scrap.path)
+    ranges = blame.of_block(stack, run.layers, run.below)
+    about["blame_sha256"] = blame_file.write_new(f"{stem}.blame", ranges, aside=stack.staging.path)
     fsync.write_new(f"{stem}.json", records.dump(about), sync=False)
     stack.step("squash.sync")
     folders = map(tree.full, indexed.folders())
@@ -241,7 +245,7 @@ class _Named(NamedTuple):
     """Files of earlier versions: the path in staging, and the path that it is renamed to."""
 
 
-def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, scrap: Names) -> _Named:
+def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, new_name: Names) -> _Named:
     version, layers = head.version + 1, list(stack.layers.of(head))
     names: list[LayerId] = []
     for one in fit:
@@ -252,9 +256,9 @@ def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, scrap: Names) -
             stack.layers.new(names[-1], one.run.version, one.indexed.records, one.about)
         ]
     manifest = finish.version_of(layers, version)
-    stem = scrap("manifest", HEAD, NUMBERED)
+    stem = new_name("manifest", HEAD, NUMBERED)
     rewritten = finish.write_anew(
-        stack, layers, [layer for layer in layers if layer.id in names], head.version, scrap
+        stack, layers, [layer for layer in layers if layer.id in names], head.version, new_name
     )
     write_manifest(stem, manifest)
     fsync.sync_files(stack.root, [stem + HEAD, *(new for new, _ in rewritten)], (), followed=True)
@@ -262,14 +266,14 @@ def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, scrap: Names) -
 
 
 def _commit(
-    stack: Stack, ready: list[_SquashedRun], scrap: Names
+    stack: Stack, ready: list[_SquashedRun], new_name: Names
 ) -> tuple[Manifest, list[tuple[Layer, _SquashedRun]], bool]:
     """Commit the runs that can still be squashed.
 
     Returns:
         The new head, the new layers with their runs, and True when a file may still name replaced layers.
     """
-    guess = _name(stack, ready, stack.head, scrap)
+    guess = _name(stack, ready, stack.head, new_name)
     with stack.lock:
         stack.check_open()
         head = stack.head
@@ -277,25 +281,25 @@ def _commit(
         fit = [one for one in ready if not any(map(one.run.holds_inside, leased)) and one.run.is_in(head)]
         if not fit:
             return head, [], False
-        named = guess if head is guess.head and fit == guess.fit else _name(stack, fit, head, scrap)
-        folded = [
+        named = guess if head is guess.head and fit == guess.fit else _name(stack, fit, head, new_name)
+        new_layers = [
             (stack.layers.new(name, one.run.version, one.indexed.records, one.about), one)
             for name, one in zip(named.names, fit, strict=True)
         ]
-        for layer, _ in folded:
+        for layer, _ in new_layers:
             stack.layers.path_index.add(layer)
         late: CommitUnsynced | None = None
         try:
-            arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in folded]
+            arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in new_layers]
             commit(stack, named.manifest, arrivals, named.stem, written=True)
         except CommitUnsynced as error:
             late = error
         except BaseException:
-            for layer, _ in folded:
+            for layer, _ in new_layers:
                 stack.layers.path_index.drop(layer)
             raise
-        settled = finish.settle(stack, [layer for layer, _ in folded], named.rewritten)
-        stack.unsettled = stack.unsettled or not settled
+        released = finish.release_replaced(stack, [layer for layer, _ in new_layers], named.rewritten)
+        stack.cleanup_pending = stack.cleanup_pending or not released
         if late is not None:
             raise late
-        return named.manifest, folded, not settled
+        return named.manifest, new_layers, not released

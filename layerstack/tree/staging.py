@@ -14,7 +14,7 @@ Names = Callable[..., str]
 """(purpose, *suffixes) -> an unused path in staging, unused with each suffix too."""
 
 
-SETTLE_S = 20.0
+REMOVAL_WAIT_S = 20.0
 """Longest wait for a removal; hundreds of thousands of files may take longer, and no caller waits for
 them.
 """
@@ -54,7 +54,7 @@ class Staging:
         self.forget(path)
 
     @contextlib.contextmanager
-    def scrap(self) -> Generator[Names]:
+    def temporary_names(self) -> Generator[Names]:
         """Give a function that reserves names as `name` does, one for each suffix; at the end of the block
         their entries are removed.
 
@@ -75,7 +75,7 @@ class Staging:
             for path in made:
                 self.discard(path)
 
-    def throw_away(self, folder: str, also: Iterable[str] = ()) -> None:
+    def discard_directory(self, folder: str, also: Iterable[str] = ()) -> None:
         """Remove a directory of the same file system in one act: after an error it is unchanged, else gone.
 
         Args:
@@ -101,7 +101,7 @@ class Staging:
             discard(path)
         self._leaving.discard(gone)
 
-    def settle(self, *, timeout_s: float = SETTLE_S) -> bool:
+    def wait_removed(self, *, timeout_s: float = REMOVAL_WAIT_S) -> bool:
         """Wait until everything discarded before this call is removed and its space is free; False when that
         takes longer.
         """
@@ -122,8 +122,8 @@ class Staging:
         """
         found = [f"{self.path}/{name}" for name in os.listdir(self.path) if not name.startswith(PART)]
         with self._lock:  # after the listing: an entry that was listed and is not held now was released
-            scrap = [path for path in found if path not in self._held]
-        for path in scrap:
+            temporary_names = [path for path in found if path not in self._held]
+        for path in temporary_names:
             discard(path)
 
     def sweep_all(self) -> None:

@@ -1,4 +1,4 @@
-"""A zygote and sessions without an agent around them: what test_zygote, test_runner and test_confinement
+"""A zygote and sessions without an agent around them: what test_zygote, test_init_process and test_confinement
 drive.
 """
 

@@ -40,7 +40,7 @@ class Writer(threading.Thread):
     def __init__(self, agent: Agent, session: str, begin: int) -> None:
         super().__init__(daemon=True)
         self.agent, self.session = agent, session
-        self.told, self.tried = begin, begin
+        self.to_json, self.tried = begin, begin
         self.stop = threading.Event()
         self.ended: Failed | Exception | None = None
 
@@ -51,7 +51,7 @@ class Writer(threading.Thread):
                 self.agent.call(
                     "file_write", path="f", content=text(self.tried), workspace_session_id=self.session
                 )
-                self.told = self.tried
+                self.to_json = self.tried
             except Failed as error:
                 if error.reason not in RETRIED:
                     self.ended = error
@@ -109,9 +109,9 @@ def test_a_file_helper_that_is_killed_while_it_writes_leaves_the_old_or_the_new_
     writer = Writer(agent, session, 0)
     writer.start()
     for _ in range(rounds):
-        before = writer.told
+        before = writer.to_json
         deadline = time.monotonic() + WAIT_S
-        while writer.told == before or (init == "native" and not helpers_of(agent)):
+        while writer.to_json == before or (init == "native" and not helpers_of(agent)):
             assert time.monotonic() < deadline and writer.is_alive(), writer.ended
         time.sleep(dice.random() * 0.02)  # anywhere in a write
         for pid in helpers_of(agent):
@@ -119,7 +119,7 @@ def test_a_file_helper_that_is_killed_while_it_writes_leaves_the_old_or_the_new_
     writer.stop.set()
     writer.join(WAIT_S)
     assert writer.ended is None
-    whole(shown(agent, session), writer.told, writer.tried, "the session")
+    whole(shown(agent, session), writer.to_json, writer.tried, "the session")
     agent.call("publish_workspace_session", workspace_session_id=session)
     assert not [name for name in agent.run("ls -A")["output"].split() if name != "f"], (
         "nothing half done was published"
@@ -136,7 +136,7 @@ def test_a_zygote_and_a_recovery_that_are_killed_at_any_moment_lose_nothing_that
         writer = Writer(agent, session, n)
         writer.start()
         deadline = time.monotonic() + WAIT_S
-        while writer.told == n:
+        while writer.to_json == n:
             assert time.monotonic() < deadline and writer.is_alive(), writer.ended
         time.sleep(dice.random() * 0.05)
         kill(zygote_of(agent))
@@ -156,4 +156,4 @@ def test_a_zygote_and_a_recovery_that_are_killed_at_any_moment_lose_nothing_that
             if one["origin"] == f"workspace_session:{session}"
         )
         session = agent.session(draft_id=draft["draft_id"])
-        n = whole(shown(agent, session), writer.told, writer.tried, "the draft")
+        n = whole(shown(agent, session), writer.to_json, writer.tried, "the draft")

@@ -19,7 +19,7 @@ def disagreement(store: Store) -> str:
         return f"the head on disk is {head.version}, in memory {store.head.version}"
     leases: dict[str, list[str]] = {}
     for lease in store.leases.all():
-        leases.setdefault(lease.kind, []).append(lease.holder.partition(" ")[2])
+        leases.setdefault(lease.kind, []).append(lease.name.partition(" ")[2])
     drafts = [name for name in os.listdir(f"{root}/drafts") if os.path.isdir(f"{root}/drafts/{name}/layer")]
     if sorted(drafts) != sorted(leases.get("draft", ())):
         return f"drafts on disk {sorted(drafts)}, leases of drafts {sorted(leases.get('draft', ()))}"
@@ -27,8 +27,11 @@ def disagreement(store: Store) -> str:
     if not set(listed) <= set(drafts):
         return f"drafts on disk {sorted(drafts)}, listed {sorted(listed)}"
     for draft in store.drafts():
-        base = next(lease for lease in store.leases.all() if lease.holder == f"draft {draft.draft_id}")
-        if not store.unsettled and (base.version, base.layer_ids) != (draft.base_version, draft.layer_ids):
+        base = next(lease for lease in store.leases.all() if lease.name == f"draft {draft.draft_id}")
+        if not store.cleanup_pending and (base.version, base.layer_ids) != (
+            draft.base_version,
+            draft.layer_ids,
+        ):
             return f"{draft.draft_id} names {draft.layer_ids}, its lease {base.layer_ids}"
     folder = f"{root}/pins"
     pins = [
@@ -47,7 +50,7 @@ def disagreement(store: Store) -> str:
     if not set(leases.get("session", ())) <= sessions:
         return f"sessions on disk {sorted(sessions)}, leases {sorted(leases['session'])}"
     missing = [
-        lease.holder
+        lease.name
         for lease in store.leases.all()
         for i in lease.layer_ids
         if i[0] != "B" and not os.path.isdir(f"{root}/layers/{i}")

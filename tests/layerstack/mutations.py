@@ -108,18 +108,18 @@ def rename_before_sync() -> None:
     """The head names a layer whose bytes are not on the disk yet: they are synced when the publish is
     otherwise done.
     """
-    settle_head = store.Store.settle_head
+    sync_head = store.Store.sync_head
     late: list[bool] = []
 
     def settle(self: store.Store) -> None:
-        settle_head(self)
+        sync_head(self)
         if late:
             late.clear()
             self.step(TOO_LATE)
             fsync.sync_tree_of(self.root)
 
     replace(fsync, "sync_files", lambda *args, **kwargs: late.append(True))
-    replace(store.Store, "settle_head", settle)
+    replace(store.Store, "sync_head", settle)
 
 
 def gc_ignores_drafts() -> None:
@@ -248,12 +248,12 @@ def xattrs_are_not_compared() -> None:
 
 def squash_drops_whiteouts() -> None:
     """A deletion that is folded is forgotten: what is below comes back."""
-    replace(squash._FoldedTree, "whiteout", nothing)
+    replace(squash._SquashTree, "whiteout", nothing)
 
 
 def squash_drops_opaque_marks() -> None:
     """A directory that hid what is below merges with it after folding."""
-    replace(squash._FoldedTree, "set_opaque", nothing)
+    replace(squash._SquashTree, "set_opaque", nothing)
 
 
 def squash_leaves_versions_inside_a_block_open() -> None:

@@ -301,7 +301,7 @@ def test_what_many_paths_remember_is_read_as_it_was_written_and_every_flipped_bi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blame_file, "SMALL", 2)
-    told: dict[str, blame_file.Folded] = {
+    told: dict[str, blame_file.LayerBlame] = {
         "": "operation:root",
         "a\tb\\": "operation:1",
         "a\n": (Range(1, 2, "operation:1"), Range(3, 1, "original")),

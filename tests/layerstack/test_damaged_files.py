@@ -256,7 +256,7 @@ def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) 
         assert stack.store.squash().blocks == ()
         stack.store.gc()
         stack.store.update_file("more", lambda old: (old or b"") + b"m\n", owner="o", request_id="r")
-        assert set(layers) <= set(stack.layer_dirs()) and os.listdir(stack.store.scrap.path) == []
+        assert set(layers) <= set(stack.layer_dirs()) and os.listdir(stack.store.staging.path) == []
         with pytest.raises(StoreCorrupt) as caught:
             stack.store.draft(draft.draft_id)
         assert caught.value.details["file"] == files[0]
@@ -301,7 +301,7 @@ def test_a_session_that_is_set_apart_can_be_given_up_and_no_other_can(stack: Sta
     stack.store.gc()
     assert (
         "L000099-00000000" not in os.listdir(f"{stack.root}/layers")
-        and os.listdir(stack.store.scrap.path) == []
+        and os.listdir(stack.store.staging.path) == []
     )
 
 

@@ -65,7 +65,7 @@ def test_garbage_collected_without_a_pause_takes_nothing_from_publishes_and_draf
     shown = stack.shows()
     assert {f"own-{n}/{k}": f"{n} {k}\n" for n in range(12) for k in range(20)}.items() <= shown.items()
     assert all(f"by {n}\n" in shown["f"] for n in range(12))
-    assert os.listdir(stack.store.scrap.path) == []
+    assert os.listdir(stack.store.staging.path) == []
 
 
 @on_a_stack({**BASE}, forms=("trusted",))

@@ -17,7 +17,7 @@ from layerstack.export import stream
 from layerstack.history import versions
 from layerstack.kernel import fsync
 from layerstack.model.manifest import LOWER_LIMIT
-from layerstack.squash.auto_squash import FOLD_AT
+from layerstack.squash.auto_squash import SQUASH_AT
 from layerstack.squash.depth import Depths
 from layerstack.squash.squash import Squashed
 from tests.layerstack.exported_names import names_in_export
@@ -88,7 +88,7 @@ def _at_the_limit(stack: Stack) -> None:
     assert isinstance(previewed.refused, LayerLimit) and not previewed.would_publish
     assert stack.session().publish().no_op
     assert not os.path.exists(f"{session.upper.directory}/private")  # the session goes on on its own upperdir
-    stack.store.auto_squash.fold_at = FOLD_AT
+    stack.store.auto_squash.squash_at = SQUASH_AT
     assert session.publish().manifest.layers[0].layer_id.startswith("L") and len(stack.store.head.layers) == 4
     stack.reopen()
     assert {"n/1", f"n/{LOWER_LIMIT - 1}", "more"} <= stack.shows().keys()
@@ -101,17 +101,17 @@ def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_bef
     store = s.store
     told: list[tuple[str, int | None]] = []
 
-    def on_fold(why: str, done: Squashed | Exception | None) -> None:
+    def on_squash(why: str, done: Squashed | Exception | None) -> None:
         assert not isinstance(done, Exception)
         told.append((why, None if done is None else len(done.blocks[0].replaced_layer_ids)))
 
-    store.auto_squash.fold_at, store.auto_squash.on_fold = FOLD_AT, on_fold
-    grow(s, FOLD_AT)
+    store.auto_squash.squash_at, store.auto_squash.on_squash = SQUASH_AT, on_squash
+    grow(s, SQUASH_AT)
     assert told == []
     session = s.session()  # it keeps the newest layer apart
     put(session.at("mine"), "mine\n")
     session.publish()
-    assert told == [("fold_at", None), ("fold_at", FOLD_AT - 2)]
+    assert told == [("fold_at", None), ("fold_at", SQUASH_AT - 2)]
     assert [layer.layer_id[0] for layer in store.head.layers] == ["L", "L", "S", "B"]
     assert s.shows()["n/1"] == "n/1" and s.shows()["mine"] == "mine\n"
 
@@ -119,7 +119,7 @@ def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_bef
 @on_a_stack(BASE, forms=("user",))
 def test_a_fold_before_there_is_need_waits_for_nobody_and_is_left_where_it_does_not_pay(s: Stack) -> None:
     store = s.store
-    store.auto_squash.fold_at = 15
+    store.auto_squash.squash_at = 15
     grow(s, 15)
     write(s, "after")
     assert len(store.head.layers) == 3
@@ -144,9 +144,9 @@ def test_a_fold_before_there_is_need_waits_for_nobody_and_is_left_where_it_does_
 def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: Stack) -> None:
     store = s.store
     grow(s, 20)
-    store.auto_squash.fold_at = 15
+    store.auto_squash.squash_at = 15
     failed: list[int | None] = []
-    store.auto_squash.on_fold = lambda why, done: (
+    store.auto_squash.on_squash = lambda why, done: (
         failed.append(done.errno) if isinstance(done, OSError) else None
     )
 
@@ -171,12 +171,14 @@ def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fit
 ) -> None:
     store = s.store
     grow(s, 20)
-    store.auto_squash.fold_at = 15
+    store.auto_squash.squash_at = 15
     with open(f"{s.root}/.layer-metadata/{store.head.layer_ids[3]}.index", "r+b") as file:
         file.seek(-2, os.SEEK_END)
         file.write(b"?")
     failed: list[Exception] = []
-    store.auto_squash.on_fold = lambda why, done: failed.append(done) if isinstance(done, Exception) else None
+    store.auto_squash.on_squash = lambda why, done: (
+        failed.append(done) if isinstance(done, Exception) else None
+    )
     write(s, "fits")
     assert len(store.head.layers) == 21
     (error,) = failed
@@ -199,7 +201,7 @@ def test_a_damaged_layer_stops_one_squash_by_name_and_later_ones_fold_around_it(
     before = s.tree()
     with pytest.raises(StoreCorrupt) as caught:
         store.squash()
-    assert caught.value.details["file"] == path and os.listdir(store.scrap.path) == []
+    assert caught.value.details["file"] == path and os.listdir(store.staging.path) == []
     assert store.squash().blocks and [layer[0] for layer in store.head.layer_ids] == ["S", "S", "B"]
     assert s.tree() == before and not store.squash().blocks
     put(path, good)
@@ -210,14 +212,14 @@ def test_a_damaged_layer_stops_one_squash_by_name_and_later_ones_fold_around_it(
 @on_a_stack(BASE, forms=("user",))
 def test_many_publishes_at_once_at_the_limit_fold_once_and_all_go_through(s: Stack) -> None:
     store = s.store
-    store.quota.layers, store.auto_squash.fold_at = 30, FOLD_AT
+    store.quota.layers, store.auto_squash.squash_at = 30, SQUASH_AT
     grow(s, 31)
     sessions = [s.session(version=1) for _ in range(8)]
     for number, session in enumerate(sessions):
         put(session.at(f"w{number}"), f"{number}\n")
         session.umount()
     folds: list[int] = []
-    store.auto_squash.on_fold = lambda why, done: (
+    store.auto_squash.on_squash = lambda why, done: (
         folds.append(len(done.blocks)) if isinstance(done, Squashed) else None
     )
     start = threading.Barrier(len(sessions), timeout=WAIT_S)
@@ -245,7 +247,7 @@ def test_the_depth_of_a_directory_is_how_many_layers_that_can_be_folded_change_i
 
     def measured() -> tuple[int, int, str, int]:
         depth = depths.measure()
-        return depth.layers, depth.foldable, depth.directory, depth.sharing
+        return depth.layers, depth.squashable, depth.directory, depth.sharing
 
     assert measured() == (1, 0, "", 0)
     for path in ("a/1", "b/1", "a/in/1", "a/2"):
@@ -325,7 +327,7 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
     keeper.umount()
     for _ in range(2):
         s.reopen()
-        assert s.store.unsettled
+        assert s.store.cleanup_pending
         check([1, 4, 5, 7, 8])
     s.step = fsync.no_step
     s.reopen()

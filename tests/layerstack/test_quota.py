@@ -296,9 +296,11 @@ def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_w
     s: Stack,
 ) -> None:
     store = s.store
-    store.quota.layers, store.auto_squash.fold_at = 3, 450
+    store.quota.layers, store.auto_squash.squash_at = 3, 450
     told: list[str] = []
-    store.auto_squash.on_fold = lambda why, done: told.append(f"{why} {'begins' if done is None else 'ends'}")
+    store.auto_squash.on_squash = lambda why, done: told.append(
+        f"{why} {'begins' if done is None else 'ends'}"
+    )
     for size in range(1, 12):
         write(s, "a", size)
         assert len(store.head.layers) <= 4
@@ -309,7 +311,7 @@ def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_w
     assert store.quota.used_bytes() <= 500 and s.shows()["a"] == "x" * 229
     keepers = [s.session()]
     assert refused(lambda: write(s, "a", 300))["reason"] == "quota_bytes"
-    store.auto_squash.fold_at = None
+    store.auto_squash.squash_at = None
     keepers[0].umount()
     keepers[0].upper.discard()
     assert refused(lambda: write(s, "a", 300))["reason"] == "quota_bytes"

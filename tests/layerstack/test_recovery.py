@@ -65,7 +65,7 @@ def test_an_open_that_is_cut_off_while_it_removes_a_published_session_is_done_by
         assert (
             store.recovered == ()
             and os.listdir(f"{stack.root}/sessions") == []
-            and os.listdir(store.scrap.path) == []
+            and os.listdir(store.staging.path) == []
         )
         store.close()
     assert removed < 40, "the last rounds were not cut off at all"
@@ -131,7 +131,7 @@ def test_scrap_that_cannot_be_removed_does_not_keep_a_store_from_opening(stack: 
     finally:
         os.rmdir = real
     stack.store.gc()
-    assert os.listdir(stack.store.scrap.path) == []
+    assert os.listdir(stack.store.staging.path) == []
 
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
@@ -210,7 +210,7 @@ def test_an_open_without_recovery_serves_everything_and_holds_the_base_of_each_d
     assert os.path.exists(f"{stack.root}/staging/scrap/file"), "what takes long is left for later"
     for removal in stack.store.behind:
         removal()
-    assert os.listdir(stack.store.scrap.path) == []
+    assert os.listdir(stack.store.staging.path) == []
     b = stack.session()
     put(b.at("later"), "later\n")
     assert b.publish().manifest.version == 8

@@ -51,10 +51,10 @@ def test_all_layers_without_a_lease_become_one_and_the_old_folders_go(s: Stack) 
 @on_a_stack(BASE, forms=("trusted",))
 def test_a_process_that_dies_before_it_removed_what_was_replaced_leaves_nothing_to_the_next(s: Stack) -> None:
     """The removal goes behind the answer: until it is done, and if it never is, nobody minds."""
-    s.store.scrap.later = lambda removal: None
+    s.store.staging.later = lambda removal: None
     for n in range(3):
         publish(s, top=f"{n}\n")
-    assert squash_alone(s).reclaimed and s.store.scrap.count() == 0
+    assert squash_alone(s).reclaimed and s.store.staging.count() == 0
     session = s.session()
     publish(s, top="3\n")
     session.umount()

@@ -19,13 +19,15 @@ def test_settle_returns_when_what_was_thrown_away_before_it_is_gone(tmp_path: Pa
     staging = Staging(str(tmp_path / "staging"))
     staging.later = calls.put
 
-    staging.throw_away(str(tmp_path / "session"))
+    staging.discard_directory(str(tmp_path / "session"))
     assert not (tmp_path / "session").exists()
     assert (staging.count(), len(os.listdir(staging.path))) == (0, 1), "renamed away, not removed yet"
-    assert staging.settle(timeout_s=0) is False, "nobody has removed it"
+    assert staging.wait_removed(timeout_s=0) is False, "nobody has removed it"
 
     seen: list[tuple[bool, int]] = []
-    waiting = threading.Thread(target=lambda: seen.append((staging.settle(), len(os.listdir(staging.path)))))
+    waiting = threading.Thread(
+        target=lambda: seen.append((staging.wait_removed(), len(os.listdir(staging.path))))
+    )
     waiting.start()
     for _ in range(3):  # the removal, the settle that gave up, the settle that waits
         calls.get(timeout=30)()
@@ -37,6 +39,6 @@ def test_settle_has_nothing_to_wait_for_when_removal_is_at_once(tmp_path: Path) 
     (tmp_path / "gone").mkdir()
     (tmp_path / "staging").mkdir()
     staging = Staging(str(tmp_path / "staging"))
-    staging.throw_away(str(tmp_path / "gone"))
-    assert staging.settle() is True
+    staging.discard_directory(str(tmp_path / "gone"))
+    assert staging.wait_removed() is True
     assert os.listdir(staging.path) == []

@@ -35,8 +35,7 @@ from eos_agent.files.dirfd import (
 )
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_agent.wire.workspace_path import resolve, shown
-from layerstack.kernel import syscalls
-from layerstack.kernel import tempnames as passing
+from layerstack.kernel import syscalls, tempnames
 from layerstack.model.conflict import path_json
 
 COPY_BYTES = 1 << 20
@@ -132,8 +131,8 @@ def remove_tree(name: str, dir_fd: int) -> None:
 def passing_place(dir_fd: int, name: str = "") -> Generator[int]:
     """Make and open a temporary directory in which an entry is completed before its rename; remove it with
     its rest."""
-    name = name or passing.place_name()
-    os.mkdir(name, passing.PLACE_MODE, dir_fd=dir_fd)
+    name = name or tempnames.place_name()
+    os.mkdir(name, tempnames.PLACE_MODE, dir_fd=dir_fd)
     try:
         with opened(name, DIR_FLAGS, dir_fd) as fd:
             yield fd
@@ -153,7 +152,7 @@ def _clear(name: str, dir_fd: int) -> None:
 
 
 def clear_after_move(root: str, args: Mapping[str, Any]) -> None:
-    """Remove the temporary directory `passing` of a move that was killed.
+    """Remove the temporary directory `tempnames` of a move that was killed.
 
     Raises:
         OperationError, OSError: it was moved, or is in use; a capture leaves it out.
@@ -168,7 +167,7 @@ def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Perform file_move: make missing parents of the new path, then rename(2). Concurrent moves lose nothing.
 
     An entry that the kernel does not rename is copied and deleted with `copy`, which may take long; without
-    it the error has reason COPY_NEEDED. `passing` is the name of the temporary directory of the copy, for
+    it the error has reason COPY_NEEDED. `tempnames` is the name of the temporary directory of the copy, for
     `clear_after_move`.
     """
     source = resolve(args, root, lambda p: exists(root_fd, p), argument="from")
@@ -200,7 +199,7 @@ def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
                         OPERATION_FAILED, message, path_json(source), reason=COPY_NEEDED
                     ) from None
                 _move_by_copy(
-                    from_fd, old, to_fd, new, overwrite=args["overwrite"], passing=args.get("passing", "")
+                    from_fd, old, to_fd, new, overwrite=args["overwrite"], tempnames=args.get("passing", "")
                 )
     return moved(source, target, KINDS[kind_of(found.st_mode)])
 
@@ -224,9 +223,9 @@ def _rename(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool) ->
         syscalls.renameat2(old, new, syscalls.RENAME_NOREPLACE, old_dir_fd=from_fd, new_dir_fd=to_fd)
 
 
-def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool, passing: str) -> None:
+def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool, tempnames: str) -> None:
     """Move a directory by copy: copy it beside its target, rename the copy, then delete the old one."""
-    with passing_place(to_fd, passing) as aside_fd:
+    with passing_place(to_fd, tempnames) as aside_fd:
         _TreeCopy(aside_fd).entry(from_fd, old, aside_fd, PASSING, PASSING)
         _rename(aside_fd, PASSING, to_fd, new, overwrite=overwrite)
     remove_tree(old, from_fd)

@@ -89,7 +89,7 @@ class Groups:
     def unified(self) -> CgroupPart | None:
         return next((part for part in self.parts if not part.hierarchy), None)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The `limits` object in answers about a session."""
         return {"state": self.state, **self.applied._asdict(), "reason": self.reason}
 

@@ -133,14 +133,14 @@ class IsolatedNetwork:
 
     def plug(self, pid: int, wire_fd: int) -> None:
         """Connect the process and send it its address; `wire_fd` is closed."""
-        told: dict[str, Any]
+        answer: dict[str, Any]
         try:
-            told = {"address": self.address(pid)}
+            answer = {"address": self.address(pid)}
         except OSError as error:
-            told = {"errno": error.errno, "message": error.strerror}
+            answer = {"errno": error.errno, "message": error.strerror}
         with open(wire_fd, "wb") as wire:
             try:
-                wire.write(json.dumps(told).encode())
+                wire.write(json.dumps(answer).encode())
             except BrokenPipeError:  # it has ended, and will be reaped
                 pass
 
@@ -182,10 +182,10 @@ def await_plug(wire_fd: int) -> str | None:
         raw = wire.read()
     if not raw:
         raise OSError(errno.EPIPE, "the zygote has ended")
-    told = json.loads(raw)
-    if "address" not in told:
-        raise OSError(told["errno"], told["message"])
-    address: str | None = told["address"]
+    answer = json.loads(raw)
+    if "address" not in answer:
+        raise OSError(answer["errno"], answer["message"])
+    address: str | None = answer["address"]
     if address is not None:
         join(address)
     return address

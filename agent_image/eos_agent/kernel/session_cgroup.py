@@ -24,7 +24,7 @@ class SessionGroup:
     def __init__(self, groups: Groups, leaf: str) -> None:
         self._groups, self._leaf = groups, leaf
         self._told_kills = 0
-        self._holders = 0  # callers that froze it and did not thaw it yet
+        self._freezers = 0  # callers that froze it and did not thaw it yet
 
     @property
     def can_freeze(self) -> bool:
@@ -33,7 +33,7 @@ class SessionGroup:
     @property
     def frozen(self) -> bool:
         """True while frozen: its init does not answer."""
-        return self._holders > 0
+        return self._freezers > 0
 
     def path(self) -> str | None:
         """Its path in the hierarchy of version 2."""
@@ -49,7 +49,7 @@ class SessionGroup:
         """
         part = self._groups.unified
         assert part is not None
-        self._holders += 1
+        self._freezers += 1
         deadline = time.monotonic() + FREEZE_LIMIT_S
         try:
             cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "1")
@@ -73,8 +73,8 @@ class SessionGroup:
         """Thaw, once each caller of `freeze` has called this. Does nothing if the session has ended."""
         part = self._groups.unified
         assert part is not None
-        self._holders -= 1
-        if self._holders > 0:
+        self._freezers -= 1
+        if self._freezers > 0:
             return
         with contextlib.suppress(FileNotFoundError, OSError):
             cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "0")
@@ -114,7 +114,7 @@ class SessionGroup:
 
     def limits(self) -> dict[str, Any]:
         """The `limits` object of answers: the session's enforced limits."""
-        return self._groups.told()
+        return self._groups.to_json()
 
     def memory_max_bytes(self) -> int | None:
         return self._groups.applied.memory_max_bytes

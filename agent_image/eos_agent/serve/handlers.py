@@ -12,16 +12,16 @@ from eos_agent.base.telemetry import Telemetry
 from eos_agent.files import head
 from eos_agent.files.mounted import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
 from eos_agent.files.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
-from eos_agent.observe import daemon as observe_daemon
-from eos_agent.observe import events as observe_events
-from eos_agent.observe import layerstack as observe_layerstack
-from eos_agent.observe import resources as observe_resources
-from eos_agent.observe import snapshot as observe_snapshot
-from eos_agent.observe import topology as observe_topology
-from eos_agent.observe import trace as observe_trace
 from eos_agent.observe.agent import Agent, ConnectionCount
+from eos_agent.observe.daemon import daemon, measure, own_figures
 from eos_agent.observe.diagnostics import SelfDiagnostics
+from eos_agent.observe.events import events
+from eos_agent.observe.layerstack import layerstack
+from eos_agent.observe.resources import cgroup, resources
 from eos_agent.observe.sampler import Sampler
+from eos_agent.observe.snapshot import snapshot
+from eos_agent.observe.topology import topology
+from eos_agent.observe.trace import trace
 from eos_agent.sessions import file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
 from eos_agent.sessions.commands import Commands
@@ -124,14 +124,14 @@ class Handlers:
             "preview_publish": lambda args, request: publish.preview(sessions, args, request.request_id),
             "list_drafts": self._list_drafts,
             "discard_draft": self._discard_draft,
-            "snapshot": lambda _args, _request: observe_snapshot.snapshot(agent),
-            "trace": lambda args, _: observe_trace.trace(agent, args),
-            "events": lambda args, _: observe_events.events(agent, args),
-            "resources": lambda args, _: observe_resources.resources(agent, args),
-            "daemon": lambda _args, _request: observe_daemon.daemon(agent),
-            "topology": lambda _args, _request: observe_topology.topology(agent),
-            "cgroup": lambda args, _: observe_resources.cgroup(agent, args),
-            "layerstack": lambda args, _: observe_layerstack.layerstack(agent, args),
+            "snapshot": lambda _args, _request: snapshot(agent),
+            "trace": lambda args, _: trace(agent, args),
+            "events": lambda args, _: events(agent, args),
+            "resources": lambda args, _: resources(agent, args),
+            "daemon": lambda _args, _request: daemon(agent),
+            "topology": lambda _args, _request: topology(agent),
+            "cgroup": lambda args, _: cgroup(agent, args),
+            "layerstack": lambda args, _: layerstack(agent, args),
         }
 
     @staticmethod
@@ -177,7 +177,7 @@ class Handlers:
                 args[key] = given[key]
         named = args.get("workspace_session_id")
         if isinstance(named, str) and self.store.dead.find(named) is not None:
-            await self.sessions.recovering.settled(named)
+            await self.sessions.recovering.wait_for_session(named)
         return await handler(args, request)
 
     def _raw_defaults(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class Handlers:
 
         def discard() -> int:
             size_bytes = self.store.discard_draft(draft_id)
-            self.store.scrap.settle()
+            self.store.staging.wait_removed()
             return size_bytes
 
         size = await self.pool.run(discard)
@@ -365,9 +365,9 @@ class Handlers:
 
     def _diagnose(self, ts: int) -> None:
         """Check this process after each sample; runs in the sampler's thread."""
-        inside = observe_daemon.own_figures()
+        inside = own_figures()
         self.diagnostics.look(
             ts,
             **inside,
-            about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts}),
+            about=lambda: measure({"ownership": {}, "transcripts": self.settings.transcripts}),
         )

@@ -28,8 +28,8 @@ def check(store: Store, paths: int) -> None:
         not found.f_files or found.f_favail >= PLENTY_FILES
     ):
         return
-    with store.scrap.scrap() as scrap:
-        path = scrap("room")
+    with store.staging.temporary_names() as new_name:
+        path = new_name("room")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, need)

@@ -26,7 +26,7 @@ CANCELLED_HINT = (
     "the request was cancelled: nothing was published; what the command wrote is kept in "
     "draft_id, discard_draft deletes it"
 )
-SETTLED = frozenset(
+ENDED_IN_ORDER = frozenset(
     {"source_conflict", "publish_error", CANCELLED}
 )  # drafts of sessions that ended in good order
 

@@ -205,7 +205,7 @@ def _preview(sessions: Sessions, session: Session) -> Preview:
     it.
     """
     found = session.upper.preview()
-    if found.refused is not None and sessions.store.auto_squash.fold(found.refused.reason):
+    if found.refused is not None and sessions.store.auto_squash.squash_for(found.refused.reason):
         found = session.upper.preview()
     if found.would_publish and not found.no_op:
         disk_space.check(sessions.store, found.source_count + found.ignored_count)

@@ -52,7 +52,7 @@ def purge(store: Store, session_id: str) -> dict[str, Any]:
     """
     lost = of_trees(trees_of(store, store.dead, session_id))
     store.give_up_session(session_id)
-    store.scrap.settle()
+    store.staging.wait_removed()
     return lost
 
 

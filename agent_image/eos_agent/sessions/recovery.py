@@ -92,7 +92,7 @@ class Recovering:
         """There is one more, or one that may be tried again."""
         self._asked.set()
 
-    async def settled(self, session_id: str) -> None:
+    async def wait_for_session(self, session_id: str) -> None:
         """Wait for a dead session that a call names: until it is recovered, tried once more, quarantined, or
         the wait is too long.
         """
@@ -262,7 +262,7 @@ class Recovering:
     async def again(self, session_id: str) -> None:
         """Try a quarantined one once more. Raises NotFound, OSError."""
         await self._pool.run(lambda: self._store.dead.again(session_id))
-        await self.settled(session_id)
+        await self.wait_for_session(session_id)
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of list_workspace_sessions for them, and for those whose document is damaged. Blocking."""

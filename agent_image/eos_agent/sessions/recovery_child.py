@@ -162,7 +162,7 @@ class RecoveryProcess:
         if self._process is not None:
             return self._process
         assert self._argv is not None
-        staging = self._store.scrap.name("recovery")
+        staging = self._store.staging.name("recovery")
         fd = self._store.lock_fd
         environment = {
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
@@ -178,7 +178,7 @@ class RecoveryProcess:
                 start_new_session=True,
             )
         except OSError:
-            self._store.scrap.forget(staging)
+            self._store.staging.forget(staging)
             raise
         self._process, self._staging, self._received = process, staging, b""
         memory = MEMORY_BYTES + _data_bytes()
@@ -231,8 +231,8 @@ class RecoveryProcess:
         if staging is not None:
             if os.path.isdir(staging):
                 with contextlib.suppress(OSError):
-                    self._store.scrap.throw_away(staging)
-            self._store.scrap.forget(staging)
+                    self._store.staging.discard_directory(staging)
+            self._store.staging.forget(staging)
 
 
 def _own_argv() -> list[str] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eos_agent.base import log
 from layerstack.errors import LayerStackError, SquashInFlight
-from layerstack.squash.auto_squash import FOLD_AT
+from layerstack.squash.auto_squash import SQUASH_AT
 from layerstack.squash.depth import Depth, Depths
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Policy(NamedTuple):
 
     def due(self, depth: Depth) -> str | None:
         """The rule by which a squash is due, or None."""
-        if self.at_layers is not None and depth.foldable >= self.at_layers:
+        if self.at_layers is not None and depth.squashable >= self.at_layers:
             return "layers"
-        cheap = depth.entries <= ENTRIES_PER_LAYER * depth.foldable
+        cheap = depth.entries <= ENTRIES_PER_LAYER * depth.squashable
         return (
             "shared_directory"
             if self.at_sharing is not None and depth.sharing >= self.at_sharing and cheap
@@ -120,16 +120,16 @@ class Squashes:
         that finds it.
         """
         loop = asyncio.get_running_loop()
-        self._store.on_head = lambda: loop.call_soon_threadsafe(self._published.set)
+        self._store.on_new_head = lambda: loop.call_soon_threadsafe(self._published.set)
         auto_squash = self._store.auto_squash
-        auto_squash.fold_at = FOLD_AT
-        auto_squash.on_fold = lambda why, done: loop.call_soon_threadsafe(self._folded, why, done)
+        auto_squash.squash_at = SQUASH_AT
+        auto_squash.on_squash = lambda why, done: loop.call_soon_threadsafe(self._squashed, why, done)
         self._published.set()
         self._worker = loop.create_task(self._work(policy))
 
     async def close(self) -> None:
         """Start no more of them; one that is under way ends by itself."""
-        self._store.on_head = self._store.auto_squash.on_fold = None
+        self._store.on_new_head = self._store.auto_squash.on_squash = None
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
@@ -147,7 +147,7 @@ class Squashes:
             why = policy.due(depth)
             seen = {
                 "layers": depth.layers,
-                "foldable": depth.foldable,
+                "foldable": depth.squashable,
                 "entries": depth.entries,
                 "sharing": depth.sharing,
             }
@@ -170,7 +170,7 @@ class Squashes:
                 if self._due.done():
                     self._due = None
 
-    def _folded(self, why: str, done: Squashed | Exception | None) -> None:
+    def _squashed(self, why: str, done: Squashed | Exception | None) -> None:
         """A publish folded by itself: from the store, which tells the beginning and the end."""
         if done is None:
             self._event("triggered", why=why, layers=len(self._store.head.layers))

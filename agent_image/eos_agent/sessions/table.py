@@ -25,7 +25,7 @@ from eos_agent.kernel import headroom
 from eos_agent.sessions import quarantine
 from eos_agent.sessions.create import SessionMaker
 from eos_agent.sessions.expiry import EXPIRED, Expiry
-from eos_agent.sessions.finalize import SETTLED, finalization_failed, publish_or_keep
+from eos_agent.sessions.finalize import ENDED_IN_ORDER, finalization_failed, publish_or_keep
 from eos_agent.sessions.gone import (
     LOST,
     RUNNER_LOST,
@@ -93,7 +93,7 @@ class Sessions:
 
     def _remember(self, draft: Draft) -> None:
         kind, _, session_id = draft.origin.partition(":")
-        if kind == "workspace_session" and draft.reason not in SETTLED:
+        if kind == "workspace_session" and draft.reason not in ENDED_IN_ORDER:
             self.lost[session_id] = draft.draft_id
             if draft.reason in (EXPIRED, RUNNER_STUCK):
                 self._how[session_id] = draft.reason
@@ -466,7 +466,7 @@ class Sessions:
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = unpublished(session.upper)
                 size = session.upper.discard()
-                self.store.scrap.settle()  # the caller may need the space at once
+                self.store.staging.wait_removed()  # the caller may need the space at once
                 return size, discarded
 
             try:

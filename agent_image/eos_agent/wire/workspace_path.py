@@ -23,7 +23,7 @@ def invalid_path(path: str, why: str) -> OperationError:
     )
 
 
-def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
+def normalise(path: str, root: str, *, lenient: bool, allow_root: bool) -> str:
     """Make `path` relative to `root`, without empty and `.` segments.
 
     Args:
@@ -33,7 +33,7 @@ def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
         OperationError: invalid_request; it is empty, absolute outside the root, or has a NUL, a `..` segment
             or one of more than NAME_MAX_BYTES bytes.
     """
-    text = path.strip().replace("\\", "/") if folded else path
+    text = path.strip().replace("\\", "/") if lenient else path
     if "\0" in text:
         raise invalid_path(path, "holds a NUL byte")
     if text == root or text.startswith(root.rstrip("/") + "/"):
@@ -73,21 +73,21 @@ def resolve(
             raise OperationError(
                 INVALID_REQUEST, f"{name} is not base64", {"argument": name}, reason="invalid_path"
             ) from None
-        return normalise(os.fsdecode(raw), root, folded=False, allow_root=allow_root)
+        return normalise(os.fsdecode(raw), root, lenient=False, allow_root=allow_root)
     path: str = args.get(argument) or ""
     try:  # look a name that came as text up by its UTF-8 bytes
         path = os.fsdecode(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
         raise invalid_path(path.encode("utf-8", "replace").decode(), "is not valid Unicode") from None
     if path == path.strip() and "\\" not in path:
-        return normalise(path, root, folded=False, allow_root=allow_root)
+        return normalise(path, root, lenient=False, allow_root=allow_root)
     try:
-        literal = normalise(path, root, folded=False, allow_root=allow_root)
+        literal = normalise(path, root, lenient=False, allow_root=allow_root)
     except OperationError:
         literal = ""
     if literal and exists(literal):
         return literal
-    return normalise(path, root, folded=True, allow_root=allow_root)
+    return normalise(path, root, lenient=True, allow_root=allow_root)
 
 
 def shown(path: str) -> str:
