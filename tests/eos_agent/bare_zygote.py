@@ -1,6 +1,4 @@
-"""A zygote and sessions without an agent around them: what test_zygote, test_init_process and test_confinement
-drive.
-"""
+"""A zygote and sessions without an agent: helper of test_zygote, test_init_process and test_confinement."""
 
 from __future__ import annotations
 

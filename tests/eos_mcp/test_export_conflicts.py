@@ -473,7 +473,7 @@ def test_a_record_that_is_full_drops_earlier_exports_says_so_and_then_asks(
     for name in ("a", "b"):  # else they would be taken away, and that be on record
         (at.dest / name).write_text("mine")
     done = at.export(file(b"c", b"1"), file(b"d", b"1"))
-    assert "holds 3 paths: 3 that earlier exports wrote" in done["not_recorded"]
+    assert "is limited to 3: 3 of earlier exports were deleted" in done["not_recorded"]
     assert "not_recorded" not in at.export(file(b"c", b"2"), file(b"d", b"2")), (
         "what it named itself is there"
     )
