@@ -155,10 +155,6 @@ class Stack:
         """
         return tuple(layer.id for layer in self.chain(self._head).up_to(version).published)
 
-    def is_closed(self, version: int) -> bool:
-        """True for a version inside a squashed block: its tree is gone."""
-        return version_files.place(self.layers.of(self._head), version) is None
-
     # ---- leases
 
     @contextlib.contextmanager

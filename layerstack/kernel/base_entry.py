@@ -22,9 +22,9 @@ def base_entry(path: bytes, mode: int, size: int, content: bytes, xattrs: str) -
         content: the hex digest of a file's content, or the target of a symlink.
         xattrs: the digest of the attributes of a file or directory; empty where it has none.
     """
-    name = path or b"."
-    if stat.S_ISDIR(mode):
-        return b"directory\0%s\0%o\0%s" % (name, stat.S_IMODE(mode), hashed(xattrs))
+    name, more = path or b".", hashed(xattrs) if xattrs else b""
+    if stat.S_ISREG(mode):  # most entries
+        return b"file\0%s\0%o\0%d\0%s\0%s" % (name, stat.S_IMODE(mode), size, content, more)
     if stat.S_ISLNK(mode):
-        return b"symlink\0%s\0%s\0%s" % (name, content, hashed(xattrs))
-    return b"file\0%s\0%o\0%d\0%s\0%s" % (name, stat.S_IMODE(mode), size, content, hashed(xattrs))
+        return b"symlink\0%s\0%s\0%s" % (name, content, more)
+    return b"directory\0%s\0%o\0%s" % (name, stat.S_IMODE(mode), more)

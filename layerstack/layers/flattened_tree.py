@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from layerstack.layers.chain import Chain
-from layerstack.layers.flatten import BlockListing
+from layerstack.layers.flatten import BlockListing, reach
 from layerstack.layers.index import Layer
 from layerstack.model.paths import parent as parent_of
 from layerstack.tree.disk import LARGE, Children, DirectoryEntry
@@ -51,19 +51,10 @@ class FlattenedTree:
         return known
 
     def _resolve(self, path: str, above: _FlattenedDirectory) -> _FlattenedDirectory:
-        last, hit = above.last, False
-        for rank, _, rec in self._listed.at(path):
-            if rank > last:
-                break
-            if rec.kind != DIRECTORY:
-                last, hit = rank - 1, True
-                break
-            if rec.opaque:
-                last, hit = rank, True
-                break
+        last, hides, _ = reach(self._listed.at(path), above.last)
         under = None if above.cut else self._below.find(path)
         merges = under is not None and under.kind == DIRECTORY
-        return _FlattenedDirectory(last, hit or not merges, hit and merges)
+        return _FlattenedDirectory(last, hides or not merges, hides and merges)
 
     def _children(self, path: str) -> Iterator[DirectoryEntry]:
         here = self._directory(path)

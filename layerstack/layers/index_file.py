@@ -474,27 +474,3 @@ def row_of(line: bytes) -> IndexRow:
         int(size),
         None if digest == b"-" else bytes.fromhex(digest.decode()),
     )
-
-
-def look_up(file: str, path: str) -> IndexRow | None:
-    """Find one path in an index file by bisection: O(log size) reads of a line, without the checksum."""
-    wanted = byte_order(path)
-    with open(file, "rb") as f:
-        f.readline()
-        low, high = f.tell(), os.fstat(f.fileno()).st_size
-        while low < high:
-            f.seek((low + high) // 2)
-            if f.tell() > low:
-                f.readline()  # into the next whole line
-            if f.tell() >= high:
-                f.seek(low)
-            at = f.tell()
-            row = row_of(f.readline().rstrip(b"\n"))
-            here = byte_order(row.path)
-            if here == wanted:
-                return row
-            if here < wanted:
-                low = f.tell()
-            else:
-                high = at
-    return None

@@ -10,6 +10,7 @@ sessions/<id>/private/<n>/   pending layers: captured work that could not be pub
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 import threading
@@ -54,6 +55,23 @@ SIZE_WALK_MAX = 50_000
 """Entries after which `size_bytes` stops counting."""
 
 
+class UpperState(enum.Enum):
+    """Stage of life of an upper. LIVE and CAPTURED follow each other until one of the last two.
+
+    A capture leads from LIVE to CAPTURED. A pending layer or a rebase has taken the captured work when it is
+    LIVE again, or the capture changed nothing.
+    """
+
+    LIVE = enum.auto()
+    """The upperdir may be mounted."""
+    CAPTURED = enum.auto()
+    """A capture began, complete or not: the upperdir holds captured work and may not be mounted."""
+    PUBLISHED = enum.auto()
+    """The head has the work, and only a sync is missing: `_late` has the error and the result."""
+    ENDED = enum.auto()
+    """Nothing is left to do: the work is published, kept or discarded, or the files are another's."""
+
+
 class Upper:
     """Writes of one session. The methods may be called from any thread; they wait for each other.
 
@@ -67,12 +85,11 @@ class Upper:
         self._base = Chain(chain.published, chain.path_index, chain.form) if chain.private else chain
         self._chain = chain
         self._lock = threading.RLock()
-        self._captured = False  # True once a capture began, complete or not: this upperdir may not be mounted
-        self._ended = False
-        self._late: CommitUnsynced | None = None
+        self._state = UpperState.LIVE
+        self._late: CommitUnsynced | None = None  # set when PUBLISHED
         self._dropped: tuple[str, ...] = ()
         self._split: tuple[Notice, ...] = ()  # hard links that this session split
-        self._told = 0  # number of `_dropped` that `rebase` has reported
+        self._reported = 0  # number of `_dropped` that `rebase` has reported
         self.notices: tuple[Notice, ...] = ()
         """Notices of carried-over work; publish and preview report them before their own."""
         self._number = int(identity.rebased)
@@ -162,11 +179,11 @@ class Upper:
         """True after a publish that raised CommitUnsynced: the head has the work, and `publish` only
         syncs.
         """
-        return self._late is not None
+        return self._state is UpperState.PUBLISHED
 
     def _live(self) -> None:
         self._stack.check_open()
-        if self._ended:
+        if self._state is UpperState.ENDED:
             raise Invalid(
                 f"upper of session {self.session_id} has ended",
                 reason="upper_ended",
@@ -257,7 +274,7 @@ class Upper:
                 raise
             except CommitUnsynced as error:
                 error.published = error.published._replace(notices=self._notices(error.published.notices))
-                self._late = error
+                self._state, self._late = UpperState.PUBLISHED, error
                 raise
             return self._finish(published._replace(notices=self._notices(published.notices)))
 
@@ -306,7 +323,7 @@ class Upper:
             stack.release(left)
             self.notices += notices
             notices += self._split
-            dropped, self._told = self._dropped[self._told :], len(self._dropped)
+            dropped, self._reported = self._dropped[self._reported :], len(self._dropped)
             return Rebased(before, head.version, updated, merged, notices, dropped)
 
     def _carry_over(self, head: Manifest) -> tuple[int, int, tuple[Notice, ...]]:
@@ -339,7 +356,7 @@ class Upper:
             )
             undo.pop_all()
             private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
-            self._identity, self._manifest, self._number, self._captured = who, head, number, False
+            self._identity, self._manifest, self._number, self._state = who, head, number, UpperState.LIVE
             self._chain = stack.layers.chain(head, private)
             self._base = Chain(self._chain.published, self._chain.path_index, self._chain.form)
         return seen - merged, merged, notices
@@ -395,7 +412,7 @@ class Upper:
         The caller gets the lease.
         """
         with self._lock:
-            self._ended = True
+            self._state = UpperState.ENDED
             return self._lease
 
     def discard(self) -> int:
@@ -458,7 +475,7 @@ class Upper:
         """
         stack = self._stack
         self._renew()
-        was_captured, changed = self._captured, False
+        before, changed = self._state, False
 
         def step(name: str) -> None:
             nonlocal changed
@@ -466,16 +483,14 @@ class Upper:
             stack.step(name)
 
         tree: DiskTree = self._tree(step)
-        self._captured = True
+        self._state = UpperState.CAPTURED
         roles = self._roles()
         try:
             captured = capture_tree(tree, self._chain, is_input=roles.is_input)
             self._dropped += captured.dropped
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG and not changed:
-                self._captured = (
-                    was_captured  # nothing was changed: the session can still remove the long path
-                )
+                self._state = before  # nothing was changed: the session can still remove the long path
             raise
         dropped = self._dropped
         with stack.staging.temporary_names() as new_name:
@@ -495,12 +510,12 @@ class Upper:
                 if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
                     # a rename that could not be undone: the work is in `layers/` or `drafts/`; the next open
                     # finds it
-                    self._ended = True
+                    self._state = UpperState.ENDED
                 raise
 
     def _set_aside(self) -> None:
         """Make captured work a pending layer, and replace it by a new empty upperdir."""
-        if not self._captured:
+        if self._state is not UpperState.CAPTURED:
             return
         stack, tree = self._stack, self._tree()
         if os.path.isdir(self.upperdir):
@@ -509,7 +524,7 @@ class Upper:
             touched = found.touched.__contains__ if found.touched else None
             index = build(tree, self._chain, hashes=False, touched=touched).records
             if len(index) == 1 and index[""].quiet:
-                self._captured = False  # it is empty: it can be mounted as it is
+                self._state = UpperState.LIVE  # it is empty: it can be mounted as it is
                 return
             private = f"{self.directory}/private"
             if not os.path.isdir(private):
@@ -528,7 +543,7 @@ class Upper:
                 self._chain.published, self._chain.path_index, stack.form, (layer, *self._chain.private)
             )
         self._renew()
-        self._captured = False
+        self._state = UpperState.LIVE
 
     def _renew(self) -> None:
         """Make a missing upperdir.
@@ -570,7 +585,7 @@ class Upper:
         return published
 
     def _end(self) -> None:
-        self._ended = True
+        self._state = UpperState.ENDED
         stack = self._stack
         with fsync.best_effort():  # the next open checks a folder that cannot be moved away
             stack.step("session.end")

@@ -235,7 +235,8 @@ def rejected_work_stays_an_upper() -> None:
     real = upper.Upper._set_aside
 
     def keep(self: Any) -> None:
-        self._captured = self._captured and not os.path.isdir(self.upperdir)
+        if self._state is upper.UpperState.CAPTURED and os.path.isdir(self.upperdir):
+            self._state = upper.UpperState.LIVE
         real(self)
 
     replace(upper.Upper, "_set_aside", keep)

@@ -49,7 +49,7 @@ from layerstack.export.stream import fold
 from layerstack.history import versions as history
 from layerstack.kernel import fsync, overlay, syscalls
 from layerstack.kernel.xattrs import FORMS, Form
-from layerstack.layers import capture
+from layerstack.layers import capture, version_files
 from layerstack.layers.delta import delta
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Conflict, Fingerprint
@@ -850,7 +850,8 @@ class StackMatchesModel(RuleBasedStateMachine):
             done = True
             self.store.gc()
             self.check_drafts()
-            for version in (version for version in self.openable() if not self.store.is_closed(version)):
+            newest_first = self.store.layers.of(self.store.manifest(None))
+            for version in (v for v in self.openable() if version_files.place(newest_first, v) is not None):
                 same(
                     f"version {version}",
                     self.look(self.store.snapshot(version)),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 FORMAT = 1
@@ -85,6 +86,71 @@ class Settings(NamedTuple):
         return token
 
 
+def _required(found: object) -> bool:
+    return False
+
+
+def _absent_or_null(found: object) -> bool:
+    return found is None
+
+
+def _are_strings(found: Iterable[object]) -> bool:
+    return all(isinstance(text, str) for text in found)
+
+
+class _Kind(NamedTuple):
+    """The values that a key may have: of `type`, and `good`; those that are `left_out` become `default`."""
+
+    must: str
+    type: type
+    good: Callable[[Any], bool]
+    left_out: Callable[[object], bool] = _required
+    default: Any = None
+
+    def read(self, key: str, raw: Mapping[str, Any]) -> Any:
+        """The value of `key`. Raises: SettingsError."""
+        found = raw.get(key)
+        if self.left_out(found):
+            return self.default
+        if type(found) is not self.type or not self.good(found):
+            raise SettingsError(f"{key}: must be {self.must}")
+        return found
+
+
+_TEXT = _Kind("a non-empty string", str, bool)
+_TEXT_OR_NONE = _TEXT._replace(left_out=_absent_or_null)
+_PORT = _Kind("a port number", int, range(65536).__contains__)
+_TEXTS = _Kind("a list of strings", list, _are_strings, operator.not_, ())
+_TABLE = _Kind("an object", dict, bool, operator.not_, {})
+_KEYS = {
+    "sandbox_id": _TEXT,
+    "provider": _TEXT,
+    "workspace_root": _TEXT,
+    "layer_stack_root": _TEXT,
+    "scratch_root": _TEXT,
+    "runtime_dir": _TEXT,
+    "base_root_hash": _TEXT,
+    "base_dir": _TEXT_OR_NONE,
+    "token_file": _TEXT,
+    "tcp_host": _TEXT,
+    "tcp_port": _PORT,
+    "http_host": _TEXT,
+    "http_port": _PORT,
+    "socket_path": _TEXT,
+    "pid_path": _TEXT,
+    "endpoint_path": _TEXT,
+    "rootfs": _TEXT_OR_NONE,
+    "hidden_paths": _TEXTS,
+    "private_dirs": _TEXTS,
+    "image_env": _TEXTS,
+    "container_env": _TABLE,
+    "path": _TEXT_OR_NONE,
+    "limits": _TABLE,
+    "config": _TABLE,
+}
+"""Key of the file and field of Settings -> its values."""
+
+
 def parse(value: Any) -> Settings:
     """Build settings from the decoded JSON.
 
@@ -96,60 +162,12 @@ def parse(value: Any) -> Settings:
     raw: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
     if raw.get("format") != FORMAT:
         raise SettingsError(f"format: {raw.get('format')!r} is unknown; this agent reads format {FORMAT}")
-
-    def text(key: str, *, optional: bool = False) -> Any:
-        found = raw.get(key)
-        if isinstance(found, str) and found:
-            return found
-        if optional and found is None:
-            return None
-        raise SettingsError(f"{key}: must be a non-empty string")
-
-    def port(key: str) -> int:
-        found = raw.get(key)
-        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= 65535:
-            return found
-        raise SettingsError(f"{key}: must be a port number")
-
-    def texts(key: str) -> tuple[str, ...]:
-        found: Any = raw.get(key) or []
-        items: list[Any] = found if isinstance(found, list) else [None]  # pyright: ignore[reportUnknownVariableType]
-        if not all(isinstance(item, str) for item in items):
-            raise SettingsError(f"{key}: must be a list of strings")
-        return tuple(items)
-
-    def table(key: str) -> dict[str, Any]:
-        found: Any = raw.get(key) or {}
-        if not isinstance(found, dict):
-            raise SettingsError(f"{key}: must be an object")
-        return found  # type: ignore[no-any-return, unused-ignore]  # pyright: ignore[reportUnknownVariableType]
-
-    settings = Settings(
-        sandbox_id=text("sandbox_id"),
-        provider=text("provider"),
-        workspace_root=text("workspace_root").rstrip("/") or "/",
-        layer_stack_root=text("layer_stack_root"),
-        scratch_root=text("scratch_root"),
-        runtime_dir=text("runtime_dir"),
-        base_root_hash=text("base_root_hash"),
-        base_dir=text("base_dir", optional=True),
-        token_file=text("token_file"),
-        tcp_host=text("tcp_host"),
-        tcp_port=port("tcp_port"),
-        http_host=text("http_host"),
-        http_port=port("http_port"),
-        socket_path=text("socket_path"),
-        pid_path=text("pid_path"),
-        endpoint_path=text("endpoint_path"),
-        rootfs=text("rootfs", optional=True),
-        hidden_paths=texts("hidden_paths"),
-        private_dirs=texts("private_dirs"),
-        image_env=texts("image_env"),
-        container_env={key: str(item) for key, item in table("container_env").items()},
-        path=text("path", optional=True),
-        limits=table("limits") or None,
-        config=table("config"),
-    )
+    found = {key: kind.read(key, raw) for key, kind in _KEYS.items()}
+    found["workspace_root"] = found["workspace_root"].rstrip("/") or "/"
+    found["container_env"] = {key: str(item) for key, item in found["container_env"].items()}
+    found["limits"] = found["limits"] or None
+    found.update({key: tuple(found[key]) for key, kind in _KEYS.items() if kind is _TEXTS})
+    settings = Settings(**found)
     if settings.provider not in ("docker", "local"):
         raise SettingsError(f"provider: {settings.provider!r} is neither docker nor local")
     for key, only in ONLY.items():
