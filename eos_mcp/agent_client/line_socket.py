@@ -1,6 +1,4 @@
-"""Lines over non-blocking sockets: read a line or a number of bytes, send, and close without loss of sent
-data.
-"""
+"""Lines over non-blocking sockets: send, read a line, and close without loss of sent data."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ class TooLong(Exception):
 class LineSocket:
     """A connected socket, and the bytes received after the last line."""
 
-    def __init__(self, connected: socket.socket, received: bytes = b"") -> None:
+    def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         self.socket = connected
-        self.pending = bytearray(received)
+        self.pending = bytearray()
         self._loop = asyncio.get_running_loop()
         self._watcher: Callable[[], None] | None = None
 
@@ -51,24 +49,62 @@ class LineSocket:
         if self._watcher is not None:
             self._watcher()
 
-    async def read_line(self, limit: int) -> bytes | None:
-        """Read a line, without its newline; None at the end of the stream before any byte.
+    async def ask(self, data: bytes, limit: int) -> bytes:
+        """Send a line, then `read_line`."""
+        answered = self._expect(limit)  # from before the send: a watcher of an idle connection would close it
+        if rest := self.send_at_once(data):
+            await self.send(rest)
+        return _line_of(await answered)
+
+    async def read_line(self, limit: int) -> bytes:
+        """Read a line, without its newline.
+
+        The socket stays watched, so that the next `ask`, `read_line` or `watch` costs no registration with
+        the loop; `unwatch` before any other reader.
 
         Raises:
-            TooLong: more than `limit` bytes with the newline.
-            EOFError: the stream ends inside a line.
+            TooLong: more than `limit` bytes with the newline; EOFError: the stream ended, inside a line if
+                there are `pending` bytes; OSError: the connection broke.
         """
-        searched = 0
-        while (end := self.pending.find(b"\n", searched)) < 0:
-            searched = len(self.pending)
-            if searched >= limit:
+        return _line_of(await self._expect(limit))
+
+    def _expect(self, limit: int) -> asyncio.Future[bytes | Exception]:
+        answered: asyncio.Future[bytes | Exception] = self._loop.create_future()
+        self.watch(lambda: self._receive(answered, limit))
+        return answered
+
+    def _receive(self, answered: asyncio.Future[bytes | Exception], limit: int) -> None:
+        """Receive once, in the callback: a task that received later would be woken a second time by the same
+        bytes, since epoll(7) reports a level.
+        """
+        if answered.done():  # more than the answer: for whoever watches next
+            self.unwatch()
+            return
+        try:
+            line = self._next_line(limit)
+        except (OSError, EOFError, TooLong) as error:
+            answered.set_result(error)
+        else:
+            if line is not None:
+                answered.set_result(line)
+
+    def _next_line(self, limit: int) -> bytes | None:
+        """Receive once; return the line once it is complete, None before."""
+        try:
+            chunk = self.socket.recv(CHUNK if self.pending else FIRST_CHUNK)
+        except BlockingIOError:
+            return None
+        if not chunk:
+            raise EOFError(INSIDE if self.pending else "it closed the connection")
+        if not self.pending and chunk.find(b"\n") == len(chunk) - 1 < limit:
+            return chunk[:-1]  # nearly always the whole line comes at once
+        searched = len(self.pending)
+        self.pending += chunk
+        end = self.pending.find(b"\n", searched)
+        if end < 0:
+            if len(self.pending) >= limit:
                 raise TooLong
-            chunk = await self._loop.sock_recv(self.socket, CHUNK)
-            if not chunk:
-                if self.pending:
-                    raise EOFError(INSIDE)
-                return None
-            self.pending += chunk
+            return None
         return self._take(end, limit)
 
     def line_at_hand(self, limit: int) -> bytes | None:
@@ -80,35 +116,11 @@ class LineSocket:
         """
         if not self.pending:
             try:
-                self.pending += self.socket.recv(CHUNK)
+                self.pending += self.socket.recv(FIRST_CHUNK)
             except BlockingIOError:
                 return None
         end = self.pending.find(b"\n")
         return None if end < 0 else self._take(end, limit)
-
-    def receive(self, limit: int) -> bytes | None:
-        """Receive once, for a watcher; return the line with its newline once it is complete, None before.
-
-        Raises:
-            TooLong, EOFError: as `read_line`, and EOFError at the end of the stream before any byte; OSError:
-                the connection broke.
-        """
-        try:
-            chunk = self.socket.recv(CHUNK if self.pending else FIRST_CHUNK)
-        except BlockingIOError:
-            return None
-        if not chunk:
-            raise EOFError(INSIDE if self.pending else "it closed the connection")
-        if not self.pending and chunk.find(b"\n") == len(chunk) - 1 < limit:
-            return chunk  # nearly always the whole line comes at once
-        searched = len(self.pending)
-        self.pending += chunk
-        end = self.pending.find(b"\n", searched)
-        if end < 0:
-            if len(self.pending) >= limit:
-                raise TooLong
-            return None
-        return self._take(end, limit) + b"\n"
 
     def _take(self, end: int, limit: int) -> bytes:
         if end >= limit:
@@ -116,21 +128,6 @@ class LineSocket:
         line = bytes(self.pending[:end])
         del self.pending[: end + 1]
         return line
-
-    async def read_exactly(self, size: int) -> bytes:
-        """Read `size` bytes.
-
-        Raises:
-            EOFError: the stream ends before.
-        """
-        while len(self.pending) < size:
-            chunk = await self._loop.sock_recv(self.socket, CHUNK)
-            if not chunk:
-                raise EOFError
-            self.pending += chunk
-        data = bytes(self.pending[:size])
-        del self.pending[:size]
-        return data
 
     async def send(self, data: bytes) -> None:
         await self._loop.sock_sendall(self.socket, data)
@@ -151,6 +148,7 @@ class LineSocket:
         and the peer may lose the reply.
         """
         taken = 0
+        self.unwatch()
         with contextlib.suppress(OSError, TimeoutError):
             self.socket.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(LINGER_S):
@@ -174,14 +172,10 @@ class LineSocket:
         self.socket.close()
 
 
-def unread(connected: socket.socket) -> bool:
-    """Tell whether received bytes are unread, with which close(2) would reset the connection. Does not wait,
-    even on a blocking socket.
-    """
-    try:
-        return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:
-        return False
+def _line_of(outcome: bytes | Exception) -> bytes:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def check_owner(connected: socket.socket, path: str) -> None:

@@ -28,11 +28,11 @@ RECONNECT_S = 10.0  # an agent that its container restarts needs a part of this
 PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.3)
 TRUSTED_IDLE_S = 0.05  # connections of a killed agent end after a moment; a question costs 0.2 ms
 POOL_SIZE = 16
-STREAM_SILENCE_S = 120.0
 # since its port was last looked up or proved: for so long the proof alone protects against a port that moved
 SEEN_S = 1.0
 LOOK_S = 2.0  # of an engine that hangs: then the known port of a container is used
-MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
+BROKEN = (OSError, EOFError, TooLong, ValueError)
+"""A connection that broke, or a peer that speaks no protocol of ours."""
 
 
 class AgentTarget(Protocol):
@@ -73,44 +73,6 @@ class Pooled(NamedTuple):
     used_at: float
 
 
-class ByteReader:
-    """The bytes of a streamed reply. Each read has a deadline: silence is an error."""
-
-    def __init__(self, line: LineSocket) -> None:
-        self._line = line
-
-    async def read_line(self, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
-        """Read a line, without its newline.
-
-        Raises:
-            OperationError: internal_error, reason sandbox_gone.
-        """
-        with _gone("the stream"):
-            async with asyncio.timeout(timeout_s):
-                line = await self._line.read_line(MAX_STREAM_LINE)
-            if line is None:
-                raise EOFError
-            return line
-
-    def hand_over(self) -> tuple[socket.socket, bytes]:
-        """Give the connection to a thread that reads it with blocking calls, with the bytes received already.
-        Do not read here afterwards.
-        """
-        received = bytes(self._line.pending)
-        self._line.pending.clear()
-        return self._line.socket, received
-
-    async def read_exactly(self, size: int, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
-        """Read `size` bytes.
-
-        Raises:
-            OperationError: internal_error, reason sandbox_gone.
-        """
-        with _gone("the stream"):
-            async with asyncio.timeout(timeout_s):
-                return await self._line.read_exactly(size)
-
-
 class AgentPool:
     """The connections of one gateway, which sets `targets` before the first request."""
 
@@ -136,45 +98,43 @@ class AgentPool:
         *,
         request_id: str,
         timeout_s: float | None,
-        sent_at: float | None = None,
     ) -> bytes:
         """Send a request; return the agent's reply as it came, a JSON object without a newline. Without
         `"error"` in it, it is a result.
 
         Args:
             timeout_s: for the whole exchange; None: as long as the connection lasts.
-            sent_at: time of a first attempt on a connection that broke: the timeout runs from then, and this
-                attempt is the last.
         Raises:
             OperationError: as `targets` raises; internal_error with reason forward_timeout,
                 sandbox_unreachable or sandbox_gone.
         """
         try:
-            passed_s = 0.0 if sent_at is None else time.monotonic() - sent_at
-            async with asyncio.timeout(None if timeout_s is None else timeout_s - passed_s):
-                return await self._request(
-                    sandbox_id, op, args, request_id, attempts=2 if sent_at is None and is_read(op) else 1
-                )
+            async with asyncio.timeout(timeout_s):
+                return await self._request(sandbox_id, op, args, request_id)
         except TimeoutError:
-            raise late(sandbox_id, op, timeout_s) from None
+            raise _late(sandbox_id, op, timeout_s) from None
 
     @asynccontextmanager
     async def stream(
         self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str
-    ) -> AsyncGenerator[ByteReader]:
+    ) -> AsyncGenerator[tuple[socket.socket, bytes]]:
         """Send a request whose reply is a stream, on a connection of its own, closed at the end of the block.
+        Yield the socket, for a thread that reads it with blocking calls, and the bytes received already.
 
         Raises:
             OperationError: as `request`; an error reply is the first line of the stream, for the reader.
         """
         line, target = await self._connection(sandbox_id)
+        line.unwatch()
         try:
             data = protocol.encode_request(
                 op, args, request_id=request_id, sandbox_id=sandbox_id, **_token(target)
             )
-            with _gone(op):
+            try:
                 await line.send(data)
-            yield ByteReader(line)
+            except BROKEN as error:
+                raise _gone(op, error) from None
+            yield line.socket, bytes(line.pending)
         finally:
             line.close()
 
@@ -193,7 +153,7 @@ class AgentPool:
         for sandbox_id in list(self._idle):
             self.forget(sandbox_id)
 
-    def at_rest(self, target: AgentTarget) -> Pooled | None:
+    def _at_rest(self, target: AgentTarget) -> Pooled | None:
         """Take an idle connection to the agent on which nothing has arrived. The agent may be dead by now:
         see TRUSTED_IDLE_S.
         """
@@ -205,7 +165,7 @@ class AgentPool:
             pooled.line.close()
         return None
 
-    def keep(self, sandbox_id: str, line: LineSocket, address: tuple[str, int]) -> None:
+    def _keep(self, sandbox_id: str, line: LineSocket, address: tuple[str, int]) -> None:
         """Keep a connection for the next request, or close it. A kept one that the agent closes is closed at
         once.
         """
@@ -222,26 +182,23 @@ class AgentPool:
         with contextlib.suppress(ValueError):
             self._idle.get(sandbox_id, []).remove(pooled)
 
-    async def _request(
-        self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str, attempts: int
-    ) -> bytes:
+    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
+        attempts = 2 if _is_read(op) else 1
         while True:
             attempts -= 1
             line, target = await self._connection(sandbox_id)
             try:
-                with _gone(op):
-                    await line.send(request_data(target, op, args, request_id))
-                    reply = await _reply(line)
-            except OperationError:
+                reply = await _ask(line, _request_data(target, op, args, request_id))
+            except BROKEN as error:
                 line.close()
                 self.forget(sandbox_id)  # its other connections end the same way
                 if attempts == 0:
-                    raise
+                    raise _gone(op, error) from None
                 continue
             except BaseException:
                 line.close()
                 raise
-            self.keep(sandbox_id, line, (target.host, target.port))
+            self._keep(sandbox_id, line, (target.host, target.port))
             self.seen(sandbox_id)
             return reply
 
@@ -315,8 +272,7 @@ class AgentPool:
             tries += 1
 
     async def _kept(self, target: AgentTarget) -> LineSocket | None:
-        while (pooled := self.at_rest(target)) is not None:
-            pooled.line.unwatch()
+        while (pooled := self._at_rest(target)) is not None:
             if time.monotonic() - pooled.used_at < TRUSTED_IDLE_S:
                 return pooled.line
             with contextlib.suppress(NotThere):
@@ -331,8 +287,10 @@ def decoded(line: bytes, op: str) -> dict[str, Any]:
     Raises:
         OperationError: internal_error, reason sandbox_gone: it is not a JSON object.
     """
-    with _gone(op):
+    try:
         return _object(line)
+    except BROKEN as error:
+        raise _gone(op, error) from None
 
 
 async def _open(target: AgentTarget) -> LineSocket:
@@ -401,7 +359,7 @@ def _token(target: AgentTarget) -> dict[str, Any]:
     )
 
 
-def request_data(target: AgentTarget, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
+def _request_data(target: AgentTarget, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
     """Encode a request on a connection that is kept afterwards."""
     return protocol.encode_request(
         op,
@@ -413,16 +371,7 @@ def request_data(target: AgentTarget, op: str, args: Mapping[str, Any], request_
     )
 
 
-def ping_data(target: AgentTarget) -> bytes:
-    return request_data(target, "sandbox_daemon_ready", {}, protocol.new_request_id())
-
-
-def is_ready(reply: Mapping[str, Any], target: AgentTarget) -> bool:
-    """Tell whether a reply answers `ping_data` for this sandbox."""
-    return reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id)
-
-
-def is_read(op: str) -> bool:
+def _is_read(op: str) -> bool:
     """Tell whether an operation only reads, so that it may be sent again after a connection broke."""
     operation = catalog.find(op)
     return operation is not None and operation.read_only
@@ -439,12 +388,11 @@ async def _prove(line: LineSocket, target: AgentTarget, *, fresh: bool = False) 
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            data = ping_data(target)
+            ping = _request_data(target, "sandbox_daemon_ready", {}, protocol.new_request_id())
             if fresh and target.proves:
-                data = await _exchange_proofs(line, target) + data
-            await line.send(data)
-            reply = _object(await _reply(line))
-        if is_ready(reply, target):
+                ping = await _exchange_proofs(line, target) + ping
+            reply = _object(await _ask(line, ping))
+        if reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id):
             return
         refusal: dict[str, Any] | None = reply.get("error")
         if refusal is not None and refusal.get("kind") == protocol.SERVER_BUSY:
@@ -471,15 +419,13 @@ async def _exchange_proofs(line: LineSocket, target: AgentTarget) -> bytes:
         proof.WrongProof: the agent's proof is wrong.
     """
     nonce = proof.new_nonce()
-    await line.send(protocol.encode(proof.hello(target.sandbox_id, nonce)))
-    reply = _object(await _reply(line))
+    reply = _object(await _ask(line, protocol.encode(proof.hello(target.sandbox_id, nonce))))
     return protocol.encode(proof.check(target.token, target.sandbox_id, nonce, reply))
 
 
-async def _reply(line: LineSocket) -> bytes:
-    received = await line.read_line(protocol.MAX_LINE_BYTES)
-    if received is None:
-        raise EOFError("it closed the connection")
+async def _ask(line: LineSocket, data: bytes) -> bytes:
+    """Send a line to an agent; return the line that it answers, a JSON object by its first and last byte."""
+    received = await line.ask(data, protocol.MAX_LINE_BYTES)
     if not (received.startswith(b"{") and received.endswith(b"}")):
         raise ValueError("the reply is not a JSON object")
     return received
@@ -497,24 +443,14 @@ def _object(line: bytes) -> dict[str, Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-@contextlib.contextmanager
-def _gone(what: str) -> Any:
-    """Turn the error of a connection that breaks into sandbox_gone: how far the agent got is not known."""
-    try:
-        yield
-    except (OSError, EOFError, TooLong, ValueError) as error:
-        if isinstance(error, TimeoutError) and error.errno is None and what != "the stream":
-            raise  # the budget of the whole exchange
-        raise gone(what, error) from None
-
-
-def gone(what: str, error: Exception) -> OperationError:
+def _gone(what: str, error: Exception) -> OperationError:
+    """Return the error for a connection that broke: how far the agent got is not known."""
     details = {"retryable": True, "hint": "check what was done with a read operation, then repeat the call"}
     message = f"the connection to the sandbox broke during {what}: {str(error) or type(error).__name__}"
     return OperationError(INTERNAL_ERROR, message, details, reason="sandbox_gone")
 
 
-def late(sandbox_id: str, op: str, timeout_s: float | None) -> OperationError:
+def _late(sandbox_id: str, op: str, timeout_s: float | None) -> OperationError:
     details = {
         "retryable": False,
         "hint": "the sandbox continues to work on it; check the result with a read operation",

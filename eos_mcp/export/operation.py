@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.agent_client.pool import STREAM_SILENCE_S, AgentPool
+from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config.model import Export
 from eos_mcp.export import apply, facts, reserve
 from eos_mcp.export.apply import ExportRequest
 
 CHUNK = 1 << 20
 """Bytes that are requested at a time while a line is read."""
+STREAM_SILENCE_S = 120.0
 
 
 class BlockingReader:
@@ -151,10 +152,11 @@ class Exports:
                 wanted["runs"] = True
             if request.version is not None:
                 wanted["version"] = request.version
-            async with self.forwarder.stream(
-                sandbox_id, "export_stream", wanted, request_id=request_id
-            ) as stream:
-                reader = BlockingReader(*stream.hand_over())
+            async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as (
+                connected,
+                received,
+            ):
+                reader = BlockingReader(connected, received)
                 result: dict[str, Any] = await self._run(
                     lambda: apply.apply(reader, request, limits=limits, places=self.guards, progress=progress)
                 )

@@ -70,6 +70,7 @@ def tcp(endpoint: GatewayEndpoint) -> Listener:
         )[0]
         listening = socket.socket(family, kind, number)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
         listening.bind(address)
         listening.listen(sync.BACKLOG)
     except OSError as error:

@@ -13,9 +13,8 @@ from eos_agent.wire import protocol
 from eos_agent.wire.operations import INTERNAL_NAMES
 from eos_agent.wire.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_mcp import __version__, catalog
-from eos_mcp.agent_client.pool import AgentPool, AgentTarget, decoded, is_read
+from eos_mcp.agent_client.pool import AgentPool, AgentTarget, decoded
 from eos_mcp.config.log import log
-from eos_mcp.gateway.relay import Outcome
 
 REVISING = frozenset(
     {
@@ -28,8 +27,6 @@ REVISING = frozenset(
         "destroy_workspace_session",
     }
 )
-NOT_STRAIGHT = frozenset({"cancel_request", *INTERNAL_NAMES})
-"""Operations of agents that the gateway answers itself or adds something to."""
 FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info", "export_dry_run")
 NO_ANSWER = frozenset({"forward_timeout", "sandbox_unreachable"})
 LOGGED_CHARACTERS = 200  # of what a client named: it decides no more of the log
@@ -45,7 +42,6 @@ class ManagerProtocol(Protocol):
         self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]
     ) -> dict[str, Any]: ...
     def target(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[AgentTarget]: ...
-    def target_at_hand(self, sandbox_id: str) -> AgentTarget | None: ...
     async def explain(
         self, sandbox_id: str, op: str, broken: OperationError | None
     ) -> OperationError | None: ...
@@ -68,45 +64,21 @@ class Router:
     ) -> None:
         self._manager, self._forwarder = manager, forwarder
         self._info, self._contract_results = info, contract_results
-        self.executing: set[tuple[str, str]] = set()  # sandbox and request id of commands that are waited for
+        self._executing: set[tuple[str, str]] = (
+            set()
+        )  # sandbox and request id of commands that are waited for
 
-    def straight(self, request: Request) -> AgentTarget | None:
-        """See `RelayRoutes`."""
-        op, sandbox_id = request.op, request.sandbox_id
-        if (
-            sandbox_id is None
-            or self._contract_results
-            or op in NOT_STRAIGHT
-            or self._manager.handles(op, "sandbox")
-        ):
-            return None
-        operation = catalog.find(op)
-        return (
-            None
-            if operation is None or operation.scope == "system"
-            else self._manager.target_at_hand(sandbox_id)
-        )
+    async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
+        """Return the reply, which may be an agent's error envelope; bytes are the line of an agent's result,
+        unchanged.
 
-    def succeeded(self, request: Request) -> None:
-        """See `RelayRoutes`."""
-        if request.op in REVISING and request.sandbox_id is not None:
-            self._manager.note_activity(request.sandbox_id)
-
-    async def answer(
-        self, request: Request, progress: Callable[[str], None], outcome: Outcome | None = None
-    ) -> dict[str, Any] | bytes:
-        """The reply, which may be an agent's error envelope; bytes are the line of an agent's result as it
-        came.
-
-        Args:
-            outcome: of a request that the relay has sent already.
         Raises:
             OperationError: the gateway's or the manager's own.
         """
-        started = time.monotonic() if outcome is None else outcome.started
+        started = time.monotonic()
         result = "internal_error"
         try:
-            reply = await self._route(request, progress, outcome)
+            reply = await self._route(request, progress)
             result = _kind(reply)
         except OperationError as error:
             result = error.kind
@@ -132,9 +104,7 @@ class Router:
             else reply
         )
 
-    async def _route(
-        self, request: Request, progress: Callable[[str], None], outcome: Outcome | None
-    ) -> dict[str, Any] | bytes:
+    async def _route(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
         op, sandbox_id = request.op, request.sandbox_id
         if sandbox_id is None and op == "gateway_info":
             return self._info()
@@ -158,55 +128,43 @@ class Router:
         if operation is not None and operation.scope == "system":
             message = f"{op} is a manager operation: send it with system scope, sandbox_id inside args"
             raise OperationError(INVALID_REQUEST, message, {"operation": op}, reason="wrong_scope")
-        answer = await self._forward(sandbox_id, request, outcome)
+        answer = await self._forward(sandbox_id, request)
         if op in REVISING and _counts(answer):
             self._manager.note_activity(sandbox_id)
         return answer
 
-    async def _forward(
-        self, sandbox_id: str, request: Request, outcome: Outcome | None
-    ) -> dict[str, Any] | bytes:
+    async def _forward(self, sandbox_id: str, request: Request) -> dict[str, Any] | bytes:
         op, args = request.op, request.args
         executing = (sandbox_id, request.request_id) if op == "exec_command" else None
         if executing is not None:
-            self.executing.add(executing)
-        elif op == "cancel_request":  # what it names may not have reached the agent yet
-            args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self.executing}
+            self._executing.add(executing)
+        elif op == "cancel_request":  # the request that it names may not have reached the agent yet
+            args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
         try:
-            try:
-                line = await self._line(sandbox_id, request, args, outcome)
-                if b'"error"' not in line and not self._contract_results:
-                    return line
-                reply = decoded(line, op)
-            except OperationError as error:
-                if error.details.get("reason") in NO_ANSWER:
-                    self._manager.note_silence(sandbox_id)
-                if error.details.get("reason") != "sandbox_gone":
-                    raise
-                raise await self._manager.explain(sandbox_id, op, error) or error from error
+            line = await self._forwarder.request_line(
+                sandbox_id,
+                op,
+                args,
+                request_id=request.request_id,
+                timeout_s=catalog.budget_s(catalog.find(op), args),
+            )
+            if b'"error"' not in line and not self._contract_results:
+                return line
+            reply = decoded(line, op)
+        except OperationError as error:
+            if error.details.get("reason") in NO_ANSWER:
+                self._manager.note_silence(sandbox_id)
+            if error.details.get("reason") != "sandbox_gone":
+                raise
+            raise await self._manager.explain(sandbox_id, op, error) or error from error
         finally:
             if executing is not None:
-                self.executing.discard(executing)
+                self._executing.discard(executing)
         if protocol.is_error(reply) and reply["error"].get("kind") == protocol.SERVER_SHUTTING_DOWN:
-            diagnosis = await self._manager.explain(sandbox_id, op, None)
-            if diagnosis is not None:
-                raise diagnosis
+            explained = await self._manager.explain(sandbox_id, op, None)
+            if explained is not None:
+                raise explained
         return reply
-
-    async def _line(
-        self, sandbox_id: str, request: Request, args: Mapping[str, Any], outcome: Outcome | None
-    ) -> bytes:
-        sent_at: float | None = None
-        if outcome is not None:
-            if isinstance(outcome.reply, bytes):
-                return outcome.reply
-            if outcome.reply.details.get("reason") != "sandbox_gone" or not is_read(request.op):
-                raise outcome.reply
-            sent_at = outcome.started
-        budget_s = catalog.budget_s(catalog.find(request.op), args)
-        return await self._forwarder.request_line(
-            sandbox_id, request.op, args, request_id=request.request_id, timeout_s=budget_s, sent_at=sent_at
-        )
 
     def _after_manager(self, op: str, args: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
         sandbox_id = args.get("sandbox_id")

@@ -21,7 +21,6 @@ from eos_mcp.config.load import Config, ConfigError, load
 from eos_mcp.config.log import log
 from eos_mcp.gateway import listen, ownership, serve_options
 from eos_mcp.gateway.listen import Listener, ListenError
-from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.router import ManagerProtocol, Router, base_info
 from eos_mcp.gateway.serve_options import ServeOptions
 from eos_mcp.gateway.server import GatewayServer
@@ -106,8 +105,7 @@ class _Life:
         gateway = self.settings.gateway
         router = Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
         limit = self.chosen.max_connections or gateway.max_concurrent_connections
-        relay = Relay(router, forwarder)
-        server = GatewayServer(self.listeners, self.token, router.answer, relay=relay, max_connections=limit)
+        server = GatewayServer(self.listeners, self.token, router.answer, max_connections=limit)
         try:
             try:
                 await manager.start()

@@ -254,16 +254,6 @@ class Manager:
             )
         return target
 
-    def target_at_hand(self, sandbox_id: str) -> AgentAddress | None:
-        """Return the result of `target` when that needs no wait; None: call `target`."""
-        record = self.registry.find(sandbox_id)
-        if record is None or record.state != "ready" or record.daemon is None:
-            return None
-        reconciling = self._reconciling.get(record.provider)
-        if reconciling is not None and not reconciling.done():
-            return None
-        return record.target()
-
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
         """As `diagnose.explain`."""
         return await diagnose.explain(self, sandbox_id, op, broken)

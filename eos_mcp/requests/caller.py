@@ -4,18 +4,18 @@ under way.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextvars import ContextVar
 
 _hung_up: ContextVar[Callable[[], bool] | None] = ContextVar("eos_caller_hung_up", default=None)
 
 
-@contextlib.contextmanager
-def answering(connected: socket.socket) -> Generator[None]:
-    """Answer requests on this connection for the length of the block."""
+def answer_on(connected: socket.socket) -> None:
+    """Note that the current task, with the tasks and threads that it starts, answers the request of this
+    connection.
+    """
 
     def hung_up() -> bool:
         try:
@@ -27,11 +27,7 @@ def answering(connected: socket.socket) -> Generator[None]:
         except (OSError, ValueError):
             return True
 
-    token = _hung_up.set(hung_up)
-    try:
-        yield
-    finally:
-        _hung_up.reset(token)
+    _hung_up.set(hung_up)
 
 
 def is_gone() -> bool:

@@ -12,7 +12,6 @@ import pytest
 from eos_mcp import catalog
 from eos_mcp.gateway import listen
 from eos_mcp.gateway import router as route
-from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.manager_fixture import Host, hosting
@@ -89,9 +88,7 @@ def play(scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         async with hosting(f"{folder}/s", backend="auto") as host:
             listener = listen.unix(f"{folder}/g.sock")
             router = route.Router(host.manager, host.forwarder, info=route.base_info, contract_results=False)
-            server = GatewayServer(
-                [listener], TOKEN, router.answer, relay=Relay(router, host.forwarder), max_connections=300
-            )
+            server = GatewayServer([listener], TOKEN, router.answer, max_connections=300)
             server.start()
             try:
                 await scenario(host, listener.endpoint.path, folder)

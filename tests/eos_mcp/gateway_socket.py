@@ -12,7 +12,6 @@ from eos_agent.wire import protocol
 from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.gateway import listen
 from eos_mcp.gateway import router as route
-from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from eos_mcp.gateway_client import sync
 from eos_mcp.gateway_client.sync import GatewayEndpoint, GatewaySettings
@@ -54,9 +53,7 @@ async def gateway(folder: str, *, limit: int = 256, contract: bool = False) -> A
     forwarder.targets = manager.target
     listener = listen.unix(f"{folder}/g.sock")
     router = route.Router(manager, forwarder, info=route.base_info, contract_results=contract)
-    server = GatewayServer(
-        [listener], TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=limit
-    )
+    server = GatewayServer([listener], TOKEN, router.answer, max_connections=limit)
     server.start()
     try:
         yield Gateway(listener.endpoint.path, manager, agent, server)

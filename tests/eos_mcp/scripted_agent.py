@@ -119,13 +119,6 @@ class ScriptedManager:
             self.at.update(self.moved)
         return AgentAddress("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves)
 
-    def target_at_hand(self, sandbox_id: str) -> AgentAddress | None:
-        return (
-            AgentAddress("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves)
-            if sandbox_id in self.at
-            else None
-        )
-
     async def start(self) -> None: ...
 
     def handles(self, op: str, scope_kind: str) -> bool:

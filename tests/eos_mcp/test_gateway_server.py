@@ -16,11 +16,9 @@ import pytest
 from eos_agent.wire import protocol
 from eos_agent.wire.protocol import Request
 from eos_mcp.agent_client.pool import AgentPool
-from eos_mcp.gateway import listen
+from eos_mcp.gateway import admission, connection, listen
 from eos_mcp.gateway import router as route
-from eos_mcp.gateway import server as gateway_server
 from eos_mcp.gateway.listen import ListenError
-from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from eos_mcp.gateway_client.sync import GatewayEndpoint
 from tests.eos_mcp.gateway_socket import TOKEN, Gateway, gateway, kind, line
@@ -127,7 +125,7 @@ def test_more_requests_than_admitted_are_told_so(short_dir: str, in_pieces: bool
         asked = line()
         if in_pieces:
             writer.write(asked[:10])
-            while not one.server._strangers:  # pyright: ignore[reportPrivateUsage]
+            while not one.server._admission._strangers:  # pyright: ignore[reportPrivateUsage]
                 await asyncio.sleep(0)
         writer.write(asked[10:] if in_pieces else asked)
         reply = json.loads(await reader.readline())
@@ -151,7 +149,7 @@ def test_more_requests_than_admitted_are_told_so(short_dir: str, in_pieces: bool
 def test_a_client_that_never_reads_its_answer_gives_its_place_back(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_server, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", 0.05)
 
     async def huge(_: Request, __: asyncio.StreamWriter) -> dict[str, Any]:
         return {"content": "x" * (8 << 20)}
@@ -471,9 +469,7 @@ def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, kind_of:
             listen.tcp(GatewayEndpoint("tcp", host="127.0.0.1", port=0)),
         ]
         router = route.Router(manager, forwarder, info=route.base_info, contract_results=False)
-        server = GatewayServer(
-            listeners, TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=256
-        )
+        server = GatewayServer(listeners, TOKEN, router.answer, max_connections=256)
         server.start()
 
         async def dial(kind_of: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -495,12 +491,12 @@ def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, kind_of:
                 silent[-1].write(b'{"op":')
             if number % 50 == 49:
                 await served()
-        assert len(server._strangers) <= gateway_server.STRANGERS  # pyright: ignore[reportPrivateUsage]
+        assert len(server._admission._strangers) <= admission.STRANGERS  # pyright: ignore[reportPrivateUsage]
         for writer in silent:
             writer.close()
         while server.busy:
             await asyncio.sleep(0.01)
-        assert not server._strangers  # pyright: ignore[reportPrivateUsage]
+        assert not server._admission._strangers  # pyright: ignore[reportPrivateUsage]
         await server.stop_accepting()
         await server.finish(5)
         for listener in listeners:

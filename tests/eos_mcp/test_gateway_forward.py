@@ -1,5 +1,5 @@
-"""The relay against the long way: the same answers, the same requests at the agent, whichever of them carries
-a request.
+"""Requests that the gateway forwards: the reply, the requests that the agent reads, kept connections,
+cancellations, a client, an agent or a gateway that ends in between.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,8 +16,7 @@ from eos_agent.wire import protocol
 from eos_agent.wire.protocol import Request
 from eos_mcp import catalog
 from eos_mcp.agent_client import pool
-from eos_mcp.agent_client.deadlines import Deadlines
-from eos_mcp.gateway import server as gateway_server
+from eos_mcp.gateway import connection
 from tests.eos_mcp.gateway_socket import Gateway, gateway, kind, line
 from tests.eos_mcp.scripted_agent import echo, vanish
 
@@ -45,37 +43,34 @@ async def all_of(one: Gateway, data: bytes) -> bytes:
 
 
 async def warm(one: Gateway) -> None:
-    """One request the long way leaves a kept connection behind."""
+    """One request leaves a kept connection behind."""
     one.agent.behaviour, before = echo, one.agent.behaviour
     await one.raw(line("file_list", scope=SANDBOX))
     one.agent.behaviour = before
     one.agent.requests.clear()
 
 
-def both_ways(folder: str, behaviour: Behaviour, data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
-    """What the client reads, what the agent was asked and what counted as a change: over the long way, then
-    over the relay.
+def both_connections(
+    folder: str, behaviour: Behaviour, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> list[Seen]:
+    """Send `data` over a fresh connection to the agent, then over a kept one. Return for each the bytes that
+    the client reads, the requests that the agent reads and the changes that the manager notes.
     """
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
     found: list[Seen] = []
-    for relayed in (False, True):
+    for kept in (False, True):
 
-        async def case(one: Gateway, relayed: bool = relayed) -> Seen:
-            carried: list[int] = []
-
-            async def watched(request: Request, writer: asyncio.StreamWriter) -> dict[str, Any] | None:
-                carried.append(len(one.server._relay))  # pyright: ignore[reportPrivateUsage]
-                return await behaviour(request, writer)
-
-            one.agent.behaviour = watched
-            if not relayed:
-                monkeypatch.setattr(one.server._relay, "take", lambda *_: False)  # pyright: ignore[reportPrivateUsage]
-            await warm(one)
+        async def case(one: Gateway, kept: bool = kept) -> Seen:
+            if kept:
+                await warm(one)
+            before = one.agent.connections
+            one.agent.behaviour = behaviour
             reply = await all_of(one, data)
-            assert carried[0] == relayed
+            asked = [op for op in one.agent.ops() if op != "sandbox_daemon_ready"]
+            assert one.agent.connections - before == len(asked) - kept
             while one.server.busy:
                 await asyncio.sleep(0)
-            return reply, [op for op in one.agent.ops() if op != "sandbox_daemon_ready"], one.manager.active
+            return reply, asked, one.manager.active
 
         found.append(run(folder, case))
     return found
@@ -135,16 +130,16 @@ async def in_pieces(_: Request, writer: asyncio.StreamWriter) -> dict[str, Any] 
         (in_pieces, "exec_command", 1),
     ],
 )
-def test_either_way_gives_the_same_answer_and_asks_the_agent_as_often(
+def test_a_fresh_and_a_kept_connection_carry_the_same_request_and_reply(
     short_dir: str, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, op: str, sent: int
 ) -> None:
     data = line(op, scope=SANDBOX, args={"n": 1, "text": "ä\ud800"}, request_id="r-1", _stream_logs=True)
-    long, relayed = both_ways(short_dir, behaviour, data, monkeypatch)
-    assert long == relayed
-    assert long[0].endswith(b"\n") and long[1] == [op] * sent
+    fresh, kept = both_connections(short_dir, behaviour, data, monkeypatch)
+    assert fresh == kept
+    assert fresh[0].endswith(b"\n") and fresh[1] == [op] * sent
 
 
-def test_the_end_of_the_time_is_told_the_same_way_and_the_late_answer_meets_no_other_request(
+def test_a_request_without_an_answer_ends_with_forward_timeout_on_either_connection(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(request: Request, writer: asyncio.StreamWriter) -> dict[str, Any] | None:
@@ -153,11 +148,11 @@ def test_the_end_of_the_time_is_told_the_same_way_and_the_late_answer_meets_no_o
         return await echo(request, writer)
 
     monkeypatch.setattr(catalog, "budget_s", lambda _, args: 0.5 if args.get("wait") else 30.0)
-    long, relayed = both_ways(
+    fresh, kept = both_connections(
         short_dir, silent, line("file_read", scope=SANDBOX, args={"wait": True}), monkeypatch
     )
-    assert long == relayed
-    assert json.loads(long[0])["error"]["details"]["reason"] == "forward_timeout"
+    assert fresh == kept
+    assert json.loads(fresh[0])["error"]["details"]["reason"] == "forward_timeout"
 
 
 def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(
@@ -190,7 +185,7 @@ def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(
     run(short_dir, case)
 
 
-def test_a_connection_that_was_idle_proves_itself_before_the_relay_sends(
+def test_a_connection_that_was_idle_proves_itself_before_a_request_is_sent(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 0.0)
@@ -227,7 +222,7 @@ def test_a_kept_connection_that_ends_is_dropped_and_an_agent_that_moved_is_found
     run(short_dir, case)
 
 
-def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwards(
+def test_a_cancellation_finds_a_command_in_flight_until_its_reply_came(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
@@ -252,7 +247,6 @@ def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwar
                 one.raw(line("exec_command", scope=SANDBOX, request_id="long", args=args))
             )
             await inside.wait()
-            assert len(one.server._relay) == 1 and not one.server._open  # pyright: ignore[reportPrivateUsage]
             told = await one.raw(line("cancel_request", scope=SANDBOX, args={"request_id": "long"}))
             assert told["args"]["in_flight"] is True
             release.set()
@@ -263,7 +257,7 @@ def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwar
     run(short_dir, case)
 
 
-def test_a_relayed_request_counts_as_a_connection_and_is_told_when_the_gateway_stops(
+def test_a_forwarded_request_holds_a_place_and_gets_an_error_when_the_gateway_stops(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
@@ -290,7 +284,7 @@ def test_a_relayed_request_counts_as_a_connection_and_is_told_when_the_gateway_s
     run(short_dir, case, limit=1)
 
 
-def test_a_client_that_left_meanwhile_costs_nobody_anything(
+def test_a_client_that_left_during_its_request_changes_nothing_for_the_next(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
@@ -319,14 +313,14 @@ def test_a_client_that_left_meanwhile_costs_nobody_anything(
     run(short_dir, case)
 
 
-def test_who_says_nothing_is_told_so_when_the_time_is_over_or_the_gateway_stops(
+def test_a_silent_client_gets_an_error_after_the_read_timeout_and_when_the_gateway_stops(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(one: Gateway) -> None:
-        monkeypatch.setattr(gateway_server, "READ_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.05)
         reply = json.loads(await all_of(one, b""))
         assert reply["error"]["details"]["reason"] == "request_timeout"
-        monkeypatch.setattr(gateway_server, "READ_TIMEOUT_S", 30.0)
+        monkeypatch.setattr(connection, "READ_TIMEOUT_S", 30.0)
         waiting = asyncio.create_task(all_of(one, b""))
         while not one.server.busy:
             await asyncio.sleep(0)
@@ -335,26 +329,3 @@ def test_who_says_nothing_is_told_so_when_the_time_is_over_or_the_gateway_stops(
         assert kind(json.loads(await waiting)) == "server_shutting_down"
 
     run(short_dir, case)
-
-
-def test_deadlines_ring_in_their_order_and_not_once_they_are_cleared() -> None:
-    async def case() -> None:
-        deadlines, rung, over = Deadlines(), list[str](), asyncio.Event()
-        now = time.monotonic()
-        deadlines.set("later", now + 0.02, over.set)
-        deadlines.set("cleared", now, lambda: rung.append("cleared"))
-        deadlines.set("first", now, lambda: rung.append("first"))
-        deadlines.set("moved", now, lambda: rung.append("too early"))
-        deadlines.set("moved", now + 0.01, lambda: rung.append("moved"))
-        deadlines.clear("cleared")
-        deadlines.clear("unknown")
-        await over.wait()
-        assert rung == ["first", "moved"]
-        deadlines.set("never", now + 0.01, lambda: rung.append("never"))
-        deadlines.close()
-        again = asyncio.Event()
-        asyncio.get_running_loop().call_at(now + 0.03, again.set)
-        await again.wait()
-        assert rung == ["first", "moved"]
-
-    asyncio.run(case())
