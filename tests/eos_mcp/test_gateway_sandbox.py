@@ -19,6 +19,8 @@ from tests.processes import WAIT_S, kill
 
 pytestmark = pytest.mark.needs("overlay")
 
+WAIT = ("--yield-time-ms", "60000")
+
 
 class Sandbox(NamedTuple):
     state_dir: str
@@ -54,13 +56,13 @@ def sandbox(state_dir: str, short_dir: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_call_works_after_the_gateway_or_the_agent_was_killed_and_what_was_published_is_there(
     sandbox: Sandbox,
 ) -> None:
-    ran = sandbox.do("exec_command", "printf 'ready\\n' > status.txt; cat a.txt")
+    ran = sandbox.do("exec_command", *WAIT, "printf 'ready\\n' > status.txt; cat a.txt")
     assert (ran["status"], ran["exit_code"], ran["output"]) == ("ok", 0, "base")
     read = sandbox.do("file_read", "--path", "status.txt")
     assert (read["content"], read["bytes_read"], read["total_bytes"]) == ("ready", 5, 6)
     for pid in (pid_of(sandbox.state_dir), sandbox.agent_pid):
         kill(pid)
-        assert sandbox.do("exec_command", "cat status.txt")["output"] == "ready"
+        assert sandbox.do("exec_command", *WAIT, "cat status.txt")["output"] == "ready"
     kill(sandbox.agent_pid)
     said = many(5, "runtime", "--sandbox-id", sandbox.id, "file_read", "--path", "status.txt")
     assert [(status, json.loads(out)["content"]) for status, out, _ in said] == [(0, "ready")] * 5
@@ -80,7 +82,7 @@ def test_a_command_whose_agent_is_killed_is_answered_at_once_as_agent_gone(sandb
     found = json.loads(err)["error"]
     assert (waiting.returncode, out, found["kind"]) == (1, "", "internal_error")
     assert (found["details"]["reason"], found["details"]["retryable"]) == ("agent_gone", True)
-    assert sandbox.do("exec_command", "cat a.txt")["output"] == "base"
+    assert sandbox.do("exec_command", *WAIT, "cat a.txt")["output"] == "base"
 
 
 def test_the_activity_revision_counts_changes_that_went_through(sandbox: Sandbox) -> None:
