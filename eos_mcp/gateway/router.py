@@ -64,9 +64,8 @@ class Router:
     ) -> None:
         self._manager, self._forwarder = manager, forwarder
         self._info, self._contract_results = info, contract_results
-        self._executing: set[tuple[str, str]] = (
-            set()
-        )  # sandbox and request id of commands that are waited for
+        # Sandbox and request id of commands that are waited for.
+        self._executing: set[tuple[str, str]] = set()
 
     async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
         """Return the reply, which may be an agent's error envelope; bytes are the line of an agent's result,
