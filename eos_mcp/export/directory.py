@@ -98,9 +98,10 @@ def apply_directory(
             guard = stack.enter_context(guarding(request, target, stream))
             if target is None:
                 fresh = FreshReceiver(stream, stage, request, guard)
-                stack.callback(fresh.tree.close)
+                stack.callback(fresh.close)
                 if fresh.atomic:
                     fresh.receive(progress)
+                    fresh.begin_sync()
                     guard.ready(fresh.tree)
                     _commit_new(stage, dest, fresh, guard)
                     return {**fresh.result(), **strangers(dest, stage), **_left(stage)}

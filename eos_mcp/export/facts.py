@@ -12,6 +12,7 @@ wrote.
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import errno
 import hashlib
@@ -103,7 +104,7 @@ def fact_of_row(row: RunRow) -> Fact:
     return (
         Fact(DIRECTORY)
         if row.directory
-        else Fact(FILE, row.size, row.mtime_ns, bytes.fromhex(row.digest.decode("ascii")))
+        else Fact(FILE, row.size, row.mtime_ns, binascii.unhexlify(row.digest))
     )
 
 
@@ -129,12 +130,12 @@ class Facts:
     def put(self, path: bytes, fact: Fact, slot: int = 0) -> None:
         self._db.execute(
             "insert or replace into fact values (?, ?, ?, ?, ?, ?)",
-            (path, slot, fact.letter, *_in_range(fact), fact.digest),
+            (path, slot, fact.letter, *in_range(fact), fact.digest),
         )
 
     def put_all(self, facts: Iterable[tuple[bytes, Fact]]) -> None:
         """Put each fact in slot 0."""
-        rows = ((path, fact.letter, *_in_range(fact), fact.digest) for path, fact in facts)
+        rows = ((path, fact.letter, *in_range(fact), fact.digest) for path, fact in facts)
         self._db.executemany("insert or replace into fact values (?, 0, ?, ?, ?, ?)", rows)
 
     def get(self, path: bytes) -> list[Fact]:
@@ -174,7 +175,7 @@ class RecordFull(Exception):
     """The disk of the state directory has no room for the record of an export."""
 
 
-def _in_range(fact: Fact) -> tuple[int, int]:
+def in_range(fact: Fact) -> tuple[int, int]:
     """Return size and time within the range of SQLite's integers."""
     if 0 <= fact.size < 1 << 63 and -(1 << 63) <= fact.mtime_ns < 1 << 63:
         return fact.size, fact.mtime_ns
@@ -251,10 +252,17 @@ class DestinationRecord(Facts):
             row = self._db.execute("select value from about where key = 'identity'").fetchone()
         return None if row is None else DirectoryIdentity(*json.loads(row[0]))
 
-    def begin(self, heads: Facts, *, fresh: bool, whole: tuple[DirectoryIdentity, str] | None = None) -> None:
+    def begin(
+        self,
+        rows: Iterable[tuple[Any, ...]],
+        *,
+        fresh: bool,
+        whole: tuple[DirectoryIdentity, str] | None = None,
+    ) -> None:
         """Record the coming state of the destination, durably, before it changes.
 
         Args:
+            rows: path, letter, size, time and digest of each fact.
             fresh: the destination does not exist: what earlier exports left there counts no more.
             whole: of a fresh one whose tree is made and takes its place by one rename: what `finish` would be
                 given, which is then not called.
@@ -270,7 +278,7 @@ class DestinationRecord(Facts):
             if fresh:
                 self._db.execute("delete from about where key = 'identity'")
             self._db.executemany(
-                f"insert or replace into fact values (?, {int(not fresh)}, ?, ?, ?, ?)", heads.rows()
+                f"insert or replace into fact values (?, {int(not fresh)}, ?, ?, ?, ?)", rows
             )
             if whole is not None:
                 self._about(*whole)

@@ -25,6 +25,7 @@ from eos_mcp.export.facts import (
     fact_of,
     fact_of_row,
 )
+from eos_mcp.export.gathered import GatheredFacts
 from eos_mcp.export.hygiene import Ground, Hygiene, homes
 from eos_mcp.export.identity import identity_of
 from eos_mcp.export.left_out import LeftOut
@@ -57,7 +58,7 @@ class ExportGuard:
         target: DirTree | None,
         conflicts: Conflicts | None,
         record: DestinationRecord | None,
-        heads: Facts | None,
+        heads: GatheredFacts | None,
     ) -> None:
         self.rules, self.dest, self.target, self.conflicts, self.record = (
             rules,
@@ -228,7 +229,7 @@ class ExportGuard:
             self._ended = about is not None and about.born_ns > 0
             try:
                 end = (about, self.dest) if about is not None and self._ended else None
-                self.record.begin(self.heads, fresh=self.target is None, whole=end)
+                self.record.begin(self.heads.rows(), fresh=self.target is None, whole=end)
             except RecordFull:
                 self.record, self.unrecorded = None, True
 
@@ -301,7 +302,9 @@ def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStrea
         if target is not None and (dry_run or rules != REFERENCE):
             conflicts = Conflicts(rules, target, copy, base_facts, record)
         heads = (
-            None if conflicts is None and record is None else open_.enter_context(contextlib.closing(Facts()))
+            None
+            if conflicts is None and record is None
+            else open_.enter_context(contextlib.closing(GatheredFacts()))
         )
         guard = ExportGuard(rules, dest, target, conflicts, record, heads)
         guard.copy, guard.unrecorded = copy, unrecorded

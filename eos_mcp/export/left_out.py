@@ -50,6 +50,11 @@ class LeftOut:
         if len(self.paths) < FIRST:
             self.paths.append(shown(path))
 
+    @staticmethod
+    def may_have(paths: bytes) -> bool:
+        """Return False if certainly no path in a text of one or many is left out."""
+        return b"git" in paths.lower() or _CACHE in paths or not paths.isascii()
+
     def hides(self, path: bytes) -> bool:
         """Tell whether a path of the destination is of this kind: it is not deleted with a directory above
         it.
@@ -68,7 +73,7 @@ class LeftOut:
         }
 
     def _reason(self, path: bytes) -> str:
-        if b"git" not in path.lower() and _CACHE not in path and path.isascii():
+        if not self.may_have(path):
             return ""
         names = path.split(b"/")
         for at, name in enumerate(names):

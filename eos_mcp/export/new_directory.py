@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from eos_mcp.export.dirfd import copy_data, sync_file_system
 from eos_mcp.export.guard import ExportGuard
@@ -23,6 +24,7 @@ from eos_mcp.export.receive import Progress, Receiver
 from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.stage import SYNC_EACH_UP_TO, ExportStage, Step
 from eos_mcp.export.stream import ExportStream, StreamRun, refused, shown
+from eos_mcp.workspace.staging_prefix import PREFIX
 from layerstack.export import pax
 from layerstack.kernel.fsync import rename_new, write_all
 from layerstack.model.run_table import RunRow
@@ -32,7 +34,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFO
 
 
 class FreshReceiver(Receiver):
-    """A `Receiver` for a destination that does not exist. It is made in `tree`, which the caller closes."""
+    """A `Receiver` for a destination that does not exist. It is made in `tree`; the caller calls `close`."""
 
     def __init__(
         self, stream: ExportStream, stage: ExportStage, request: ExportRequest, guard: ExportGuard
@@ -46,9 +48,16 @@ class FreshReceiver(Receiver):
             tuple[bytes, int]
         ] = []  # of directories that end without write permission for their owner
         self._first: list[bytes] = []  # the first entries: when there are no more, each is synced by itself
+        self._syncing: Future[bool] | None = None
         self.staged_files = 0
         self.made = 0
         """Entries in the tree."""
+
+    def close(self) -> None:
+        """Close `tree`, once no sync of it is under way."""
+        if self._syncing is not None:
+            self._syncing.exception()
+        self.tree.close()
 
     @property
     def atomic(self) -> bool:
@@ -230,11 +239,13 @@ class FreshReceiver(Receiver):
         at, gathered = 0, list[RunRow]()
         above, parent, plainly = b"\0", -1, False
         odd = self.hygiene.odd
+        paths = b"\0".join([row.path for row in run.rows])
+        all_plain = PREFIX not in paths and not self._left_out.may_have(paths)
         for number, row in enumerate(run.rows, n):
             path, directory, mode, size, mtime_ns, digest = row
             data = run.data[at : at + size]
             at += size
-            if reserved(path) is not None or self._left_out.look(path):
+            if not all_plain and (reserved(path) is not None or self._left_out.look(path)):
                 self._row_left_out(number, row, data)
                 continue
             header: pax.Header | None = None
@@ -287,9 +298,18 @@ class FreshReceiver(Receiver):
 
     # the whole
 
+    def begin_sync(self) -> None:
+        """Let a thread begin what `sync` ends, if one call syncs the whole tree: the record of the export has
+        syncs of its own.
+        """
+        if len(self._first) > SYNC_EACH_UP_TO:
+            thread = ThreadPoolExecutor(1, "export-sync")
+            self._syncing = thread.submit(sync_file_system, self.tree.fd)
+            thread.shutdown(wait=False)
+
     def sync(self) -> None:
         """Make the tree durable in the staging directory."""
-        if len(self._first) > SYNC_EACH_UP_TO and sync_file_system(self.tree.fd):
+        if self._syncing is not None and self._syncing.result():
             return
         for path in self.everything():
             parent, name = self._at(path)
