@@ -56,7 +56,7 @@ def squash(place: Place) -> Iterator[Row]:
                 found.append(stack.store.squash())
 
             ms = timed(fold)
-            assert stack.store.staging.settle(timeout_s=120)
+            assert stack.store.staging.wait_removed(timeout_s=120)
             assert [len(block.replaced_layer_ids) for block in found[0].blocks] == [FOLDED_LAYERS], found
             if n:
                 ours.append(ms)

@@ -140,7 +140,7 @@ def prepare(
 
     Args:
         keeping: the attributes that the store over it can have, and how.
-        settled: called before the copy and after it; raises OperationError while an export changes the
+        check_idle: called before the copy and after it; raises OperationError while an export changes the
             workspace.
     Returns:
         A complete tree; `reused` when a copy of the content existed. A thread makes it durable in the

@@ -13,7 +13,7 @@ import pytest
 
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.apply import recover
-from eos_mcp.export.recover import settle
+from eos_mcp.export.recover import roll_back_killed
 from layerstack.kernel import syscalls
 from tests.eos_mcp.export_runs import fill, killed_at, run, shape
 from tests.export_streams import file, journals, made
@@ -40,7 +40,7 @@ def test_a_journal_on_a_disk_that_is_read_only_for_now_is_not_forgotten(disk: Pa
     syscalls.mount("none", str(disk), None, syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
     for attempt in (
         lambda: recover(str(dest), journals()),
-        lambda: settle(str(dest), journals()),
+        lambda: roll_back_killed(str(dest), journals()),
         lambda: run(made(file(b"f")), dest),
     ):
         with pytest.raises(OperationError) as refused:

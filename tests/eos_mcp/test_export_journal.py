@@ -20,7 +20,7 @@ from eos_mcp.export import voucher
 from eos_mcp.export.apply import recover
 from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.names import reserved
-from eos_mcp.export.recover import settle
+from eos_mcp.export.recover import roll_back_killed
 from eos_mcp.export.stage import ExportStage, Step
 from eos_mcp.workspace import base
 from layerstack.kernel import fsync
@@ -487,7 +487,9 @@ def test_a_symlink_that_takes_the_place_of_a_directory_on_the_way_is_not_followe
 
 
 def copied(workspace: Path, cache: Path) -> base.BaseTree:
-    return base.prepare(str(workspace), str(cache), settled=lambda: settle(str(workspace), journals()))
+    return base.prepare(
+        str(workspace), str(cache), check_idle=lambda: roll_back_killed(str(workspace), journals())
+    )
 
 
 def test_a_sandbox_over_a_half_done_export_gets_the_workspace_as_it_was_before(tmp_path: Path) -> None:
@@ -500,7 +502,7 @@ def test_a_sandbox_over_a_half_done_export_gets_the_workspace_as_it_was_before(t
             shape(tree.source) == before == shape(tmp_path / "d") and tree.warnings == () and records() == []
         )
     assert killed_at("export.sync_names", 1, tmp_path / "new")
-    settle(str(tmp_path / "new"), journals())
+    roll_back_killed(str(tmp_path / "new"), journals())
     assert not (tmp_path / "new").exists() and records() == []
 
 

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from eos_mcp.export.apply import recover
-from eos_mcp.export.recover import settle
+from eos_mcp.export.recover import roll_back_killed
 from eos_mcp.export.rules import ExportRules
 from layerstack.kernel import syscalls
 from tests.eos_mcp.export_runs import failure, run, shape
@@ -92,7 +92,7 @@ def test_remains_that_cannot_be_removed_are_in_no_later_exports_way(tmp_path: Pa
         second = run(made(file(b"new", b"new")), dest)
         assert second["ignored_staging"] == [str(left)]
         assert recover(str(dest), journals()) == ["left"]
-        settle(str(dest), journals())
+        roll_back_killed(str(dest), journals())
     finally:
         for path in tmp_path.rglob("file"):
             immutable(path, False)

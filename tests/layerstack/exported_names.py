@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from layerstack.export.stream import fold
+from layerstack.export.stream import flatten_changes
 from tests.layerstack.store_fixture import Stack
 
 
 def names_in_export(stack: Stack) -> dict[str, bytes]:
     """Name -> content of the files of the export; deletions and marks are typed, not named, and left out."""
     found: dict[str, bytes] = {}
-    for entry in fold(stack.store.snapshot()):
+    for entry in flatten_changes(stack.store.snapshot()):
         if entry.real_path is not None and not entry.header.kind:
             with open(entry.real_path, "rb") as file:
                 found[os.fsdecode(entry.header.path)] = file.read()

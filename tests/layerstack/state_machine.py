@@ -45,7 +45,7 @@ from layerstack.errors import (
     PublishRejected,
 )
 from layerstack.export import pax
-from layerstack.export.stream import fold
+from layerstack.export.stream import flatten_changes
 from layerstack.history import versions as history
 from layerstack.kernel import fsync, overlay, syscalls
 from layerstack.kernel.xattrs import FORMS, Form
@@ -937,7 +937,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             for gone in [p for p in got if p == path or p.startswith(path + "/")]:
                 del got[gone]
 
-        for entry in fold(snapshot, xattrs=True):
+        for entry in flatten_changes(snapshot, xattrs=True):
             header, real = entry.header, entry.real_path
             path, there = os.fsdecode(header.path), got.get(os.fsdecode(header.path))
             assert path and all(a in got and got[a].is_dir for a in ancestors(path)), (

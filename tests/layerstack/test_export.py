@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layerstack.export import pax
-from layerstack.export.stream import RANGE_BYTES, RANGE_MAX, FileRange, fold, stream
+from layerstack.export.stream import RANGE_BYTES, RANGE_MAX, FileRange, flatten_changes, stream
 from layerstack.layers import index_cursor
 from layerstack.layers.index import record
 from layerstack.layers.index_cursor import Digests
@@ -69,7 +69,7 @@ def edit(root: str) -> None:
 def kinds(stack: Stack) -> dict[str, bytes]:
     return {
         os.fsdecode(entry.header.path): entry.header.kind or entry.header.type
-        for entry in fold(stack.snapshot())
+        for entry in flatten_changes(stack.snapshot())
     }
 
 
@@ -216,7 +216,7 @@ def test_attributes_that_are_named_like_marks_of_overlays_are_exported_as_the_se
             found[name] = os.getxattr(session.at(path), name)
     session.publish()
     assert len(wanted["f"]) == 4 or own
-    for entry in fold(stack.store.snapshot(), xattrs=True):
+    for entry in flatten_changes(stack.store.snapshot(), xattrs=True):
         found = {os.fsdecode(name): value for name, value in entry.header.xattrs.items()}
         assert found == wanted[os.fsdecode(entry.header.path)]
 
