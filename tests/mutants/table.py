@@ -23,9 +23,7 @@ class Mutant(NamedTuple):
     what: str
     """What is wrong then, for the table in docs/testing.md."""
     noticed_by: tuple[str, ...] = (MEETINGS,)
-    """Tests as pytest names them: properties and random histories, none of which was written for this one
-    fault.
-    """
+    """Tests as pytest names them: properties, random histories, or the tests of the rule that is broken."""
     soak: bool = False
     """Do these run in `make soak` only?"""
 
@@ -134,8 +132,9 @@ MUTANTS: tuple[Mutant, ...] = (
         'return home if records.read(f"{home}/session.json")["token"] == about["upper"] else None',
         "return home",
         "a folded layer is kept for a later session of the name of the one that wrote it",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_gc.py::test_a_folded_layer_is_not_kept_for_a_later_session_of_the_name_of_its_writer",
+        ),
     ),
     Mutant(
         "s39",
@@ -171,8 +170,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    or meet(own, newer, stack.rules.units)\n",
         "",
         "a unit that another publication met between plan and commit is not looked at again",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_units.py::test_a_unit_that_another_publication_changes_between_plan_and_commit_is_one_conflict",
+        ),
     ),
     Mutant(
         "e4",
@@ -180,8 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'return path == root + "-shm"',
         "return False",
         "who only read a database is refused",
-        (STORM,),
-        soak=True,
+        ("tests/layerstack/test_units.py::test_who_only_read_a_database_takes_the_others",),
     ),
     Mutant(
         "e5",
@@ -189,8 +188,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "ignored = all(map(sides.loose, {*changed, *there}))",
         "ignored = any(map(sides.loose, {*changed, *there}))",
         "a database of which only a part is ignored goes to the last writer",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_units.py::test_a_database_of_which_only_the_log_is_ignored_is_no_last_writers",
+        ),
     ),
     Mutant(
         "e6",
@@ -198,8 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if pattern is not None and pattern.name_only:",
         "        if False:",
         "units of the configuration whose pattern begins with `**/` are none",
-        (STORM,),
-        soak=True,
+        ("tests/layerstack/test_units.py::test_units_of_the_configuration_are_kept_whole_too",),
     ),
     Mutant(
         "e7",
@@ -207,8 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)",
         "return self._both_ignore(path, is_directory)",
         "what ours has taken out of `.gitignore` is still the last writer's",
-        (STORM,),
-        soak=True,
+        ("tests/layerstack/test_ignored_and_derived.py::test_and_so_is_what_the_session_itself_took_out",),
     ),
     Mutant(
         "e8",
@@ -216,8 +214,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "lambda path, is_directory: one(path, is_directory) and other(path, is_directory)",
         "lambda path, is_directory: one(path, is_directory)",
         "what the head has taken out of `.gitignore` is still the last writer's",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_ignored_and_derived.py::test_what_the_head_has_taken_out_of_gitignore_is_a_source_file",
+        ),
     ),
     Mutant(
         "e9",
@@ -225,8 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self.combine_ignored(path, b, o, h)\n",
         "                pass\n",
         "ignored texts of both sides are not merged",
-        (STORM,),
-        soak=True,
+        ("tests/layerstack/test_ignored_and_derived.py::test_ignored_text_merges_by_lines",),
     ),
     Mutant(
         "e10",
@@ -234,8 +232,9 @@ MUTANTS: tuple[Mutant, ...] = (
         'int.from_bytes(head[4:], "little") in (0, 3)',
         'int.from_bytes(head[4:], "little") in (0, 1, 3)',
         "byte code that no interpreter compares with its source gives way",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_ignored_and_derived.py::test_byte_code_that_is_not_compared_with_its_source_is_a_file_as_any_other",
+        ),
     ),
     Mutant(
         "e11",
@@ -252,8 +251,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.give_way(path, h, Above.NOTHING)\n",
         "",
         "byte code that ours deleted and the head wrote is gone",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_ignored_and_derived.py::test_byte_code_never_conflicts_and_what_is_dropped_is_counted",
+        ),
     ),
     Mutant(
         "e13",
@@ -261,8 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost = self._own(fd, place, old.st_uid, old.st_gid)",
         'lost = self._own(fd, place, *self._gives(self._folder(path.rpartition(b"/")[0])))',
         "an export gives a replaced file to the owner of its folder",
-        (STORM,),
-        soak=True,
+        ("tests/eos_mcp/test_export_owner.py",),
     ),
     Mutant(
         "e14",
@@ -270,8 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            lost += self._attributes(fd, path)\n",
         "",
         "an export takes the attributes of a replaced file away",
-        (STORM,),
-        soak=True,
+        ("tests/eos_mcp/test_export_owner.py",),
     ),
     Mutant(
         "e15",
@@ -279,8 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return stat.S_ISGID if folder.setgid else 0",
         "return 0",
         "a directory that an export makes in a setgid folder has no such bit",
-        (STORM,),
-        soak=True,
+        ("tests/eos_mcp/test_export_owner.py",),
     ),
     Mutant(
         "e16",
@@ -288,8 +285,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return folder.uid if self.root else self._uid, folder.gid if inherits else self._gid",
         "return folder.uid if self.root else self._uid, self._gid",
         "what an export makes has the group of the gateway",
-        (STORM,),
-        soak=True,
+        ("tests/eos_mcp/test_export_owner.py",),
     ),
     Mutant(
         "e17",
@@ -297,8 +293,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if len(held.seen) < held.status.st_nlink or stat.S_IMODE(held.status.st_mode) != held.header.mode",
         "if len(held.seen) > held.status.st_nlink",
         "an export writes through a file that has other names",
-        (STORM,),
-        soak=True,
+        ("tests/eos_mcp/test_export_links.py::test_another_name_of_a_file_keeps_its_content_mode_and_time",),
     ),
     Mutant(
         "e18",
@@ -306,8 +301,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "ranges = _ranges(entry.real_path) if holes and content.has_holes(status) else None",
         "ranges = None",
         "an export fills holes",
-        (STORM,),
-        soak=True,
+        (
+            "tests/eos_mcp/test_export_holes.py::test_a_file_of_terabytes_is_published_compared_merged_checked_and_exported_for_its_data",
+        ),
     ),
     Mutant(
         "e19",
@@ -323,8 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not some and not hides and quiet and under is not None and under.times[1] == state.times[1]:",
         "if not some and not hides and quiet:",
         "a squash gives a directory that got and lost a name its old time",
-        (STORM,),
-        soak=True,
+        ("tests/layerstack/test_directory_times.py::test_a_squash_changes_no_time_of_a_directory",),
     ),
     Mutant(
         "e21",
@@ -332,8 +327,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._set(at, row.path, first(self._seen.times[at]))",
         "                pass",
         "on a head that moved inputs keep times that are older than outputs made without them",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_fresh.py::test_order_among_inputs_and_among_outputs_is_kept_and_equal_times_stay_equal",
+        ),
     ),
     Mutant(
         "e22",
@@ -341,8 +337,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._set(at, row.path, under(self._seen.times[at]))",
         "                pass",
         "on a head that moved outputs keep times that are newer than inputs they were not made from",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_fresh.py::test_order_among_inputs_and_among_outputs_is_kept_and_equal_times_stay_equal",
+        ),
     ),
     Mutant(
         "e23",
@@ -350,8 +347,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if seen.old:",
         "            if False:",
         "an input that is restored with its old time is older than what was made without it",
-        (STORM,),
-        soak=True,
+        (
+            "tests/layerstack/test_fresh.py::test_an_input_that_comes_with_an_old_time_is_newer_than_what_was_made_before",
+        ),
     ),
     Mutant(
         "e24",
