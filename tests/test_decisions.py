@@ -10,7 +10,8 @@ import pytest
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "adr"
 RECORDS = {path.name[:4]: path for path in sorted(FOLDER.glob("[0-9][0-9][0-9][0-9]-*.md"))}
 LIST = (FOLDER / "README.md").read_text()
-STATUS = re.compile(r"Status: ((?:proposed|accepted|superseded by \d{4})(?:;.+)?)\.")
+ONE = r"\d{4}(?: \([^)]+\))?"
+STATUS = re.compile(rf"Status: ((?:proposed|accepted|superseded by {ONE}(?: and {ONE})*)(?:;.+)?)\.")
 
 
 def head(number: str) -> tuple[str, str]:
