@@ -24,6 +24,8 @@ FIRST = (
     "tests/test_quality.py",
     "tests/layerstack/test_crash.py",
     "tests/layerstack/test_faults_are_found.py",
+    "tests/test_build.py",
+    "tests/test_wheel.py",
 )
 """The longest files, which want a processor all the time: at the end they would run alone, at the beginning
 beside those that wait.

@@ -123,6 +123,26 @@ def gateways(request: pytest.FixtureRequest, cache_of: Callable[[Person], Path])
 
 
 @pytest.fixture
+def shared_desk(
+    person: Callable[[str], Person], cache_of: Callable[[Person], Path], gateways: Gateways
+) -> Generator[Desks]:
+    """A `desk` at a gateway that runs already: for tests that stop no gateway and configure none."""
+    made: list[tuple[str, Desk]] = []
+
+    def make(who: str) -> Desk:
+        kind = who if os.geteuid() == 0 else "root"
+        one = person(who)
+        made.append((kind, Desk(one, cache_of(one), EOS_STATE_DIR=str(gateways.state(kind)))))
+        return made[-1][1]
+
+    yield make
+    for kind, one in made:
+        one.destroy_all()
+        if one.left_in_state():
+            gateways.drop(kind)
+
+
+@pytest.fixture
 def sandbox(
     request: pytest.FixtureRequest,
     person: Callable[[str], Person],

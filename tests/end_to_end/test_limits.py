@@ -139,9 +139,9 @@ def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(
 
 @pytest.mark.needs("dockerd")
 def test_what_a_command_of_a_container_started_ends_with_it_and_orphans_are_reaped(
-    desk: Desks, image: Callable[[str], str]
+    shared_desk: Desks, image: Callable[[str], str]
 ) -> None:
-    sandbox = desk("root").create(image("debian"))
+    sandbox = shared_desk("root").create(image("debian"))
     session = sandbox.session()
     tree = "sleep 3000 & (setsid sh -c 'trap : TERM; sleep 3000 & while :; do :; done' &) ; sleep 3000"
     timed = sandbox.shell(tree, session, "--tty=false", "--timeout-ms", "500")
@@ -159,9 +159,9 @@ def test_what_a_command_of_a_container_started_ends_with_it_and_orphans_are_reap
 
 @pytest.mark.needs("dockerd")
 def test_no_cgroup_of_a_container_is_left_when_its_agent_was_killed(
-    desk: Desks, image: Callable[[str], str]
+    shared_desk: Desks, image: Callable[[str], str]
 ) -> None:
-    sandbox = desk("root").create(image("debian"))
+    sandbox = shared_desk("root").create(image("debian"))
     session = sandbox.session()
     container = docker("inspect", "--format", "{{.Id}}", sandbox.id)
     assert len(container) == ENGINE_ID
@@ -180,8 +180,10 @@ def test_no_cgroup_of_a_container_is_left_when_its_agent_was_killed(
     assert wait_until_gone(container) == [] and folders_of(sandbox.id) == []
 
 
-def test_no_cgroup_of_this_machine_is_left_when_a_sandbox_with_a_dead_agent_is_destroyed(desk: Desks) -> None:
-    sandbox = desk("root").create("host")
+def test_no_cgroup_of_this_machine_is_left_when_a_sandbox_with_a_dead_agent_is_destroyed(
+    shared_desk: Desks,
+) -> None:
+    sandbox = shared_desk("root").create("host")
     limits = limits_of(sandbox)
     assert limits["state"] == "applied" and limits["pids_max"] == 4096 and limits["nano_cpus"] is None
     assert folders_of(sandbox.id)

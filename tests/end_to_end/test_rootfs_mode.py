@@ -17,9 +17,9 @@ TRY = (
 
 @pytest.mark.parametrize("who", ["root", pytest.param("ordinary", marks=pytest.mark.needs("uid"))])
 def test_a_local_session_writes_its_workspace_and_folders_of_its_own_whatever_it_asks_for(
-    desk: Desks, who: str
+    shared_desk: Desks, who: str
 ) -> None:
-    sandbox = desk(who).create("host")
+    sandbox = shared_desk(who).create("host")
     session, other = sandbox.session("--rootfs", "shared"), sandbox.session("--rootfs", "read_only")
     assert sandbox.shell(TRY, session)["output"].split() == ["/tmp", "/dev/shm", "."]
     assert (
@@ -34,9 +34,9 @@ def test_a_local_session_writes_its_workspace_and_folders_of_its_own_whatever_it
 
 @pytest.mark.needs("dockerd")
 def test_in_a_container_the_root_is_shared_and_writable_or_read_only_for_one_session(
-    desk: Desks, image: Callable[[str], str]
+    shared_desk: Desks, image: Callable[[str], str]
 ) -> None:
-    sandbox = desk("root").create(image("busybox"))
+    sandbox = shared_desk("root").create(image("busybox"))
     shared, tight, other = (
         sandbox.session(),
         sandbox.session("--rootfs", "read_only"),

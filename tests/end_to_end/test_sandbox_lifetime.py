@@ -69,8 +69,8 @@ def running(sandbox: Sandbox, cmd: str, *words: str) -> Call:
 
 
 @pytest.fixture
-def container(desk: Desks, image: Callable[[str], str]) -> Generator[Container]:
-    at = desk("root")
+def container(shared_desk: Desks, image: Callable[[str], str]) -> Generator[Container]:
+    at = shared_desk("root")
     made = at.create(image("busybox"))
     assert isinstance(made, Container)
     yield made
@@ -120,8 +120,8 @@ def test_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_that
     assert container.shell("echo fine")["output"] == "fine"
 
 
-def test_a_command_whose_runner_is_killed_is_told_where_its_work_is(desk: Desks) -> None:
-    sandbox = desk("root").create("host")
+def test_a_command_whose_runner_is_killed_is_told_where_its_work_is(shared_desk: Desks) -> None:
+    sandbox = shared_desk("root").create("host")
     session = sandbox.session()
     call = running(sandbox, "echo mine > mine; sleep 60", "--workspace-session-id", session)
     while "mine" not in {
@@ -140,9 +140,9 @@ def test_a_command_whose_runner_is_killed_is_told_where_its_work_is(desk: Desks)
 
 @pytest.mark.parametrize("place", ["host", pytest.param("busybox", marks=IN_DOCKER)])
 def test_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_otherwise_all_of_it_is_listed(
-    desk: Desks, image: Callable[[str], str], place: str
+    shared_desk: Desks, image: Callable[[str], str], place: str
 ) -> None:
-    at = desk("root")
+    at = shared_desk("root")
     sandbox = at.create(place if place == "host" else image(place))
     words = ("destroy_sandbox", "--sandbox-id", sandbox.id)
     sandbox.write("published", "x\n")
@@ -184,8 +184,10 @@ def test_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_othe
         docker("volume", "rm", "-f", f"eos-shared-base-{other.base_hash}")
 
 
-def test_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it_holds(desk: Desks) -> None:
-    at = desk("root")
+def test_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it_holds(
+    shared_desk: Desks,
+) -> None:
+    at = shared_desk("root")
     sandbox = at.create("host")
     session = sandbox.session()
     sandbox.write("mine", "12345", session)
@@ -205,9 +207,9 @@ def test_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it
 
 
 def test_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the_hosts_tree_is_as_it_was(
-    desk: Desks,
+    shared_desk: Desks,
 ) -> None:
-    at = desk("root")
+    at = shared_desk("root")
     before = tree_hash(at.workspace)
     one, other = at.create("host"), at.create("host")
     call = running(other, "echo here > here; read go")
@@ -256,9 +258,9 @@ def test_what_a_command_installs_in_the_system_is_there_for_the_next_session_and
     "place", [pytest.param("host", marks=pytest.mark.needs("uid")), pytest.param("busybox", marks=IN_DOCKER)]
 )
 def test_a_base_of_another_owner_is_edited_and_its_export_belongs_to_the_caller(
-    desk: Desks, image: Callable[[str], str], place: str
+    shared_desk: Desks, image: Callable[[str], str], place: str
 ) -> None:
-    at = desk("ordinary" if place == "host" else "root")
+    at = shared_desk("ordinary" if place == "host" else "root")
     for path in (at.workspace / "a.txt", at.workspace / "d/b.txt", at.workspace / "d", at.workspace):
         os.chown(path, 1001, 1001)
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -276,9 +278,9 @@ def test_a_base_of_another_owner_is_edited_and_its_export_belongs_to_the_caller(
 
 
 def test_a_base_that_changes_on_the_host_is_never_half_seen_and_the_drift_shows_in_its_hash(
-    desk: Desks,
+    shared_desk: Desks,
 ) -> None:
-    at = desk("root")
+    at = shared_desk("root")
     old = at.create("host")
     session = old.session()
     at.give("w/a.txt", "changed on the host\n")

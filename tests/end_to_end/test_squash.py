@@ -132,9 +132,9 @@ def test_an_agent_can_ask_for_it_over_mcp(sandbox: Sandbox) -> None:
 
 @pytest.mark.needs("dockerd")
 def test_in_a_container_it_is_the_same_and_a_restart_finds_it(
-    desk: Desks, image: Callable[[str], str]
+    shared_desk: Desks, image: Callable[[str], str]
 ) -> None:
-    made = desk("root").create(image("busybox"), cls=Container)
+    made = shared_desk("root").create(image("busybox"), cls=Container)
     assert isinstance(made, Container)
     for n in range(3):
         made.write(f"n{n}", f"{n}\n")
