@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from eos_mcp.export import reserve
 from layerstack.kernel import overlay
 from tests import leaks
+from tests.end_to_end import forked_program
 from tests.eos_mcp import programs
 from tests.in_namespace import ORDINARY_UID
 from tests.processes import children_of, cmdline, descendants, mountinfo
@@ -67,10 +68,12 @@ class Desk:
     def run(
         self, program: str, *words: str, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        argv = [self.person.python, "-m", MODULES.get(program, f"eos_mcp.cli.{program}"), *words]
-        code, out, err = self.person.run(
-            argv, env=self.person.environment(**self.env, **(env or {})), timeout_s=self.patience_s
-        )
+        module = MODULES.get(program, f"eos_mcp.cli.{program}")
+        argv = [self.person.python, "-m", module, *words]
+        environment = self.person.environment(**self.env, **(env or {}))
+        if self.person.uid is None and module in forked_program.FORKED:
+            return forked_program.run(argv, words, module, environment, self.person.home)
+        code, out, err = self.person.run(argv, env=environment, timeout_s=self.patience_s)
         return subprocess.CompletedProcess(argv, code, out, err)
 
     def do(self, program: str, *words: str) -> dict[str, Any]:

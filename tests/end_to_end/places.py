@@ -8,6 +8,10 @@ import pytest
 
 ROOT = pytest.param("root", id="local-as-root")
 ORDINARY = pytest.param("ordinary", id="local-as-an-ordinary-user", marks=pytest.mark.needs("uid"))
+ORDINARY_IN_A_SOAK = pytest.param(
+    "ordinary", id="local-as-an-ordinary-user", marks=[pytest.mark.needs("uid"), pytest.mark.soak]
+)
+"""Where nothing of the rule depends on the user: tests/eos_agent has the same with agents of both."""
 DOCKER = pytest.param("busybox", id="docker-busybox", marks=pytest.mark.needs("dockerd"))
 DEBIAN = pytest.param("debian", id="docker-debian", marks=pytest.mark.needs("dockerd"))
 

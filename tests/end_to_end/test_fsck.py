@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.cli_user import Container, Desk, Sandbox, docker, living, watch
-from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
+from tests.end_to_end.places import DOCKER, ORDINARY_IN_A_SOAK, ROOT, in_places
 from tests.processes import kill
 from tests.users import Person
 
@@ -37,7 +37,7 @@ def stop(sandbox: Sandbox) -> None:
         assert not living(agent)
 
 
-@in_places(ROOT, ORDINARY, DOCKER)
+@in_places(ROOT, ORDINARY_IN_A_SOAK, DOCKER)
 def test_a_store_is_checked_while_it_is_served_and_while_it_is_not(sandbox: Sandbox) -> None:
     sandbox.write("a.txt", "mine\n")
     sandbox.shell("rm -r d; mkdir d; echo x > d/x; chmod 700 d; ln -s a.txt l; chmod 000 a.txt")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.end_to_end.cli_user import Sandbox
-from tests.end_to_end.places import DEBIAN, ORDINARY, ROOT, in_places
+from tests.end_to_end.places import DEBIAN, ORDINARY_IN_A_SOAK, ROOT, in_places
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
@@ -15,7 +15,7 @@ TRIES = 200
 GIT = "git -c user.name=x -c user.email=x@y"
 
 
-@in_places(ROOT, ORDINARY, DEBIAN)
+@in_places(ROOT, ORDINARY_IN_A_SOAK, DEBIAN)
 def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave_no_lock(
     sandbox: Sandbox,
 ) -> None:

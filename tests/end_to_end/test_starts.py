@@ -17,7 +17,7 @@ from layerstack.kernel import syscalls
 from tests import in_namespace
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told, docker
-from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
+from tests.end_to_end.places import DOCKER, ORDINARY_IN_A_SOAK, ROOT, in_places
 from tests.layerstack.power_cut import run
 from tests.processes import kill
 from tests.users import Person
@@ -45,7 +45,7 @@ def quarantined(sandbox: Sandbox, session: str) -> dict[str, Any]:
     raise AssertionError(row)
 
 
-@in_places(ROOT, ORDINARY, DOCKER)
+@in_places(ROOT, ORDINARY_IN_A_SOAK, DOCKER)
 def test_a_sandbox_whose_dead_session_cannot_become_a_draft_is_not_clean_and_serves_all_else(
     sandbox: Sandbox,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.cli_user import Sandbox
-from tests.end_to_end.places import DEBIAN, ORDINARY, ROOT, in_places
+from tests.end_to_end.places import DEBIAN, ORDINARY_IN_A_SOAK, ROOT, in_places
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
@@ -38,7 +38,7 @@ def the_conflict(sandbox: Sandbox, session: str) -> dict[str, Any]:
     return dict(told[0])
 
 
-@in_places(ROOT, ORDINARY, DEBIAN)
+@in_places(ROOT, ORDINARY_IN_A_SOAK, DEBIAN)
 def test_a_database_is_never_torn_and_commits_of_both_sides_come_together_as_advised(
     sandbox: Sandbox,
 ) -> None:
