@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +72,8 @@ class Desk:
         module = MODULES.get(program, f"eos_mcp.cli.{program}")
         argv = [self.person.python, "-m", module, *words]
         environment = self.person.environment(**self.env, **(env or {}))
-        if self.person.uid is None and module in forked_program.FORKED:
+        ours = self.person.uid is None and self.person.prefix == Path(sys.prefix)
+        if ours and module in forked_program.FORKED:
             return forked_program.run(argv, words, module, environment, self.person.home)
         code, out, err = self.person.run(argv, env=environment, timeout_s=self.patience_s)
         return subprocess.CompletedProcess(argv, code, out, err)
