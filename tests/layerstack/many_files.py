@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.trees import DIRECTORY, Entry
 
-COUNT = 10_000
+COUNT = 6_000
 
 
 BASE = {"": Entry(DIRECTORY, (0o755, 0, 0)), "keep": Entry(DIRECTORY, (0o755, 0, 0))}
