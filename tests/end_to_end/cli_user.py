@@ -46,7 +46,7 @@ class Desk:
     def __init__(self, person: Person, cache: Path, **env: str) -> None:
         self.person = person
         self.workspace = person.home / "w"
-        self.state = Path(env.get("EOS_STATE_DIR", person.home / "state"))
+        self.state = person.home / env.get("EOS_STATE_DIR", "state")
         self.env = {"XDG_CACHE_HOME": str(cache), **env}
         self.patience_s = 120.0
         if not self.workspace.exists():
