@@ -28,6 +28,7 @@ def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -
 
 SEEDS = {
     "conflict_check_off": 1,
+    "ancestors_ignored": 1,
     "squash_ignores_leases": 2,
     "opaque_dropped": 1,
     "whiteout_dropped": 1,
@@ -39,7 +40,6 @@ SEEDS = {
 """The faults that the gate tries, each with a seed that finds it soon; a soak tries all with another."""
 
 SEEDS_OF_A_SOAK = {
-    "ancestors_ignored": 1,
     "containers_keep_their_attributes": 3,
     "marks_stay_on_new_directories": 1,
     "merge_takes_ours": 2,
