@@ -35,7 +35,7 @@ class IgnoreCache:
         if rules is None:
             rules = IgnoreRules(self._reader(version))
             kept = self._rules
-            if len(kept) >= KEPT or sum(other.weight for other in list(kept.values())) > KEPT_BYTES:
+            if len(kept) >= KEPT or sum([other.weight for other in list(kept.values())]) > KEPT_BYTES:
                 self._rules = kept = {}
             kept[version] = rules
         return rules.ignored

@@ -109,10 +109,12 @@ class Chain:
             found = layer.get(path)
             if found is not None and (found.covers or not cover):
                 return rank, layer
-        best, who = len(self.layers), None
-        for layer in (
-            self.path_index.covering(path) if cover else self.path_index.listing(path)
-        ):  # newest first, in the order of the layers of a version
+        best, who, index = len(self.layers), None, self.path_index
+        if index.large:
+            listed = index.covering(path) if cover else index.listing(path)
+        else:
+            listed = (index.by_cover if cover else index.by_path).get(path, ())
+        for layer in listed:  # newest first, in the order of the layers of a version
             at = self._rank(layer.id)
             if at is not None:
                 best, who = at, layer

@@ -23,7 +23,7 @@ class SeenTree(DiskTree):
         super().__init__(root, form, aside=aside, step=self._changing, room=room)
         self._outer_step = step
         self._listings: dict[str, Sequence[DirectoryEntry]] = {}
-        self._listed = 0
+        self._kept = 0  # entries of all three
         self._states: dict[str, State] = {}
         self._marks: dict[str, bytes | None] = {}
 
@@ -34,36 +34,35 @@ class SeenTree(DiskTree):
 
     def _forget(self) -> None:
         self._listings.clear()
-        self._listed = 0
+        self._kept = 0
         self._states.clear()
         self._marks.clear()
-
-    def _has_room(self) -> bool:
-        return len(self._listings) + self._listed + len(self._states) + len(self._marks) < SEEN_MAX
 
     def scan(self, path: str) -> Sequence[DirectoryEntry]:
         found = self._listings.get(path)
         if found is None:
             found = super().scan(path)
-            if self._has_room():
+            if self._kept < SEEN_MAX:
                 self._listings[path] = found
-                self._listed += len(found)
+                self._kept += 1 + len(found)
         return found
 
     def state(self, path: str) -> State:
         found = self._states.get(path)
         if found is None:
             found = super().state(path)
-            if self._has_room():
+            if self._kept < SEEN_MAX:
                 self._states[path] = found
+                self._kept += 1
         return found
 
     def _opaque_xattr(self, path: str) -> bytes | None:
         if path in self._marks:
             return self._marks[path]
         found = get_overlay_xattr(self.full(path), self.form.opaque)
-        if self._has_room():
+        if self._kept < SEEN_MAX:
             self._marks[path] = found
+            self._kept += 1
         return found
 
     def opaque(self, path: str) -> bool:
