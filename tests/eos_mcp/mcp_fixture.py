@@ -117,8 +117,9 @@ def main() -> None:
         host=os.environ.get("FIXTURE_HOST", "127.0.0.1"),
     )
     if PIPES is None:
-        from eos_mcp.mcp import app, http
+        from eos_mcp.mcp import app, http, http_unproven
 
+        http_unproven.HEAD_S = 3.0  # tests wait until it is over
         sys.exit(http.run(options, app.build(options, gateway=FixtureGateway(), operations=OPERATIONS)))
 
     def serve(reader: stdio.StdinReader, writer: stdio.Writer, ending: stdio.Ending) -> None:
