@@ -1,8 +1,11 @@
-"""Start a task in the caller's step, up to its first wait (`asyncio.eager_task_factory` in Python 3.12)."""
+"""Start a task in the caller's step, up to its first wait: asyncio's eager tasks, and the same for Python
+3.11, which has none.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine, Generator
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -11,14 +14,17 @@ T = TypeVar("T")
 
 
 def start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start `work` as a task and run it to its first wait or its end; the task is done one turn of the loop
-    later.
+    """Start `work` as a task and run it to its first wait or its end. Its callbacks are called one turn of
+    the loop later, at the earliest.
 
     During that step it is the current task and has a context of its own. Not to be called from within a task.
     """
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
     context = copy_context()
     begun = _Begun(work)
     task = loop.create_task(begun, context=context)
+    # For other implementations of tasks, by Python's page on extending asyncio (asyncio-extending).
     asyncio.tasks._enter_task(loop, task)  # type: ignore[attr-defined, unused-ignore]  # pyright: ignore
     try:
         context.run(begun.begin)
@@ -28,8 +34,9 @@ def start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyn
 
 
 class _Begun(Coroutine[Any, Any, T]):
-    """A coroutine whose first step was already run: the next call of send() returns the outcome of that
-    step."""
+    """A coroutine whose first step was already run, for Python 3.11: the next call of send() returns the
+    outcome of that step.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work

@@ -19,6 +19,11 @@ class LineConnection(asyncio.StreamReaderProtocol):
     awaited.
 
     No task has to be woken up for such a line. All other data goes to the stream, and is read by `read`.
+
+    Answers leave in the order of requests, so a line is answered from the callback only while no byte before
+    it is unread and no answer is in progress. StreamReader has no public attribute for the bytes that it
+    holds, so they are counted here: `_held` grows by the bytes that go to the stream and shrinks by those
+    that `read` returns. `_ended` is set at the end of the stream.
     """
 
     def __init__(
@@ -29,7 +34,7 @@ class LineConnection(asyncio.StreamReaderProtocol):
     ) -> None:
         super().__init__(reader, accept, loop=loop)
         self._reader, self._turning = reader, loop
-        self._held = 0  # unread bytes in the stream
+        self._held = 0
         self._ended = False
         self._longest = 0
         self._answer: Answer | None = None
