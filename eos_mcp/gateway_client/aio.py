@@ -9,7 +9,6 @@ thread.
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,18 +20,15 @@ from anyio import to_thread
 from eos_agent.wire.protocol import (
     CONNECTION_ERROR,
     GATEWAY_TOKEN_KEY,
-    MAX_LINE_BYTES,
-    PROTOCOL_ERROR,
-    REQUEST_TOO_LARGE,
     STREAM_LOGS_KEY,
     UNAUTHORIZED,
     OperationError,
     encode_request,
     is_error,
 )
-from eos_mcp import catalog
 from eos_mcp.config import token_file
-from eos_mcp.gateway_client import sync
+from eos_mcp.gateway_client import faults, sync
+from eos_mcp.gateway_client.faults import NoReply
 from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply
 
 Progress = Callable[[str], Awaitable[None]]
@@ -113,25 +109,9 @@ class GatewayClient:
                 details,
                 reason="timeout",
             ) from None
-        except OSError as error:
-            operation = catalog.find(op)
-            reads = operation is not None and operation.read_only
-            details = {
-                "errno": errno.errorcode.get(error.errno or 0, "EIO"),
-                "retryable": reads,
-                "request_id": request_id,
-            }
-            if not reads:  # a command that is sent twice runs twice
-                details["hint"] = (
-                    "the sandbox runs without the gateway, and the operation may be running there: check "
-                    "before you repeat it"
-                )
-            raise OperationError(
-                CONNECTION_ERROR,
-                f"lost the gateway at {settings.endpoint}: {error.strerror or error}",
-                details,
-                reason="connection_lost",
-            ) from None
+        except (OSError, NoReply) as error:
+            this = faults.GatewayCall(str(settings.endpoint), op, request_id, of_server=True)
+            raise this.error(error) from None
 
     async def _connect(self, settings: sync.GatewaySettings) -> socket.socket:
         endpoint = settings.endpoint
@@ -169,11 +149,7 @@ def _line(
     line = encode_request(
         op, sync.with_caller(op, args), request_id=request_id, sandbox_id=sandbox_id, **siblings
     )
-    if len(line) > MAX_LINE_BYTES:
-        message = f"the request has {len(line)} bytes, at most {MAX_LINE_BYTES} pass"
-        raise OperationError(
-            REQUEST_TOO_LARGE, message, {"limit": MAX_LINE_BYTES}, reason="request_too_large"
-        )
+    faults.check_length(line)
     return line
 
 
@@ -185,7 +161,7 @@ async def _exchange(sock: socket.socket, line: bytes, on_progress: Progress | No
         sent = error  # the gateway may have answered and closed without reading all of it
     try:
         return await _reply(sock, on_progress)
-    except (OSError, OperationError):
+    except (OSError, NoReply):
         if sent is not None:
             raise sent from None
         raise
@@ -197,19 +173,13 @@ async def _reply(sock: socket.socket, on_progress: Progress | None) -> dict[str,
         try:
             frame = parser.frame()
         except UnusableReply as error:
-            raise _unusable(f"the gateway's reply {error}") from None
+            raise NoReply(faults.UNUSABLE, str(error)) from None
         if frame is None:
             chunk = await loop.sock_recv(sock, _CHUNK)
             if not chunk:
-                if not parser.inside:
-                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection without a reply")
-                raise _unusable("the gateway closed the connection in the middle of its reply")
+                raise NoReply(faults.CUT if parser.inside else faults.CLOSED)
             parser.feed(chunk)
         elif not isinstance(frame, str):
             return frame
         elif on_progress is not None:
             await on_progress(frame)
-
-
-def _unusable(message: str) -> OperationError:
-    return OperationError(PROTOCOL_ERROR, message, reason="unusable_answer")

@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping
 
 from eos_agent.machine import private_dirs
 from eos_agent.wire import protocol
-from eos_agent.wire.protocol import CONFIG_ERROR, CONNECTION_ERROR, PROTOCOL_ERROR, OperationError
+from eos_agent.wire.protocol import CONFIG_ERROR, CONNECTION_ERROR, OperationError
 from eos_mcp.config import paths, token_file
+from eos_mcp.gateway_client import faults
+from eos_mcp.gateway_client.faults import NoReply
 from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
@@ -145,6 +147,8 @@ def call(
         OperationError: connection_error or protocol_error, when there is no reply at all; config_error for a
             bad token file.
     """
+    request_id = request_id or protocol.new_request_id()
+    this = faults.GatewayCall(str(settings.endpoint), op, request_id, of_server=False)
     with connect(settings, timeout_s=timeout_s) as connection:
         token = settings.token if settings.token is not None else token_file.read()
         transport: dict[str, Any] = {} if token is None else {protocol.GATEWAY_TOKEN_KEY: token}
@@ -152,17 +156,11 @@ def call(
         line = protocol.encode_request(
             op,
             with_caller(op, args),
-            request_id=request_id or protocol.new_request_id(),
+            request_id=request_id,
             sandbox_id=sandbox_id,
             **transport,
         )
-        if len(line) > protocol.MAX_LINE_BYTES:
-            details = {"limit": protocol.MAX_LINE_BYTES}
-            raise OperationError(
-                protocol.REQUEST_TOO_LARGE,
-                f"the request has {len(line)} bytes, at most {details['limit']} fit",
-                details,
-            )
+        faults.check_length(line)
         sent: OSError | None = None
         try:
             connection.sendall(line)
@@ -170,12 +168,8 @@ def call(
             sent = error  # the gateway may have answered and closed without reading all of it
         try:
             return _receive(connection, on_progress)
-        except OSError as error:
-            raise _lost(settings.endpoint, sent or error) from None
-        except OperationError:
-            if sent is not None:
-                raise _lost(settings.endpoint, sent) from None
-            raise
+        except (OSError, NoReply) as error:
+            raise this.error(sent or error) from None
 
 
 def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,19 +310,11 @@ def _receive(connection: socket.socket, on_progress: Callable[[str], None] | Non
         try:
             frame = parser.frame()
         except UnusableReply as error:
-            raise OperationError(PROTOCOL_ERROR, f"the gateway's reply {error}") from None
+            raise NoReply(faults.UNUSABLE, str(error)) from None
         if frame is None:
             chunk = connection.recv(262144)
             if not chunk:
-                what = "in the middle of its reply" if parser.inside else "without a reply"
-                message = f"the gateway closed the connection {what} (see {paths.log_path()})"
-                details = {
-                    "hint": (
-                        "the next call starts it again or finds it; whether this one was carried out is "
-                        "not known"
-                    )
-                }
-                raise OperationError(PROTOCOL_ERROR, message, details, reason="gateway_lost")
+                raise NoReply(faults.CUT if parser.inside else faults.CLOSED)
             parser.feed(chunk)
         elif not isinstance(frame, str):
             return frame
@@ -351,8 +337,3 @@ def _unreachable(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
     return OperationError(
         CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_unreachable"
     )
-
-
-def _lost(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
-    message = f"the connection to the gateway at {endpoint} was lost: {error.strerror or error}"
-    return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_lost")

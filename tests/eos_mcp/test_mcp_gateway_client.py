@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 from eos_agent.wire.protocol import MAX_LINE_BYTES, OperationError, error_envelope
+from eos_mcp.gateway_client import sync
 from eos_mcp.gateway_client.aio import GatewayClient
 
 TOKEN = "ab" * 32
@@ -146,6 +147,30 @@ def test_an_unusable_answer_is_an_error_that_says_so(short_dir: str, answer: Ans
     with pytest.raises(OperationError) as error:
         ask(short_dir, answer)
     assert error.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    "answer", [says(), says(b'{"id":'), says(b"hello\n")], ids=["closed", "cut", "unusable"]
+)
+def test_a_program_and_a_server_word_a_reply_that_did_not_come_alike(short_dir: str, answer: Answer) -> None:
+    async def go() -> list[OperationError]:
+        found: list[OperationError] = []
+        async with gateway(short_dir, answer) as (client, _):
+            settings = sync.discover(endpoint=os.path.join(short_dir, "g.sock"), token=TOKEN)
+            for call in (
+                lambda: client.request("exec_command", {}, sandbox_id="s", request_id="r", timeout_s=60),
+                lambda: asyncio.to_thread(
+                    sync.call, settings, "exec_command", {}, sandbox_id="s", request_id="r"
+                ),
+            ):
+                with pytest.raises(OperationError) as caught:
+                    await call()
+                found.append(caught.value)
+        return found
+
+    server, program = asyncio.run(go())
+    assert server.message == program.message
+    assert {**server.details, "reason": ""} == {**program.details, "reason": ""}
 
 
 @pytest.mark.parametrize(
