@@ -404,7 +404,9 @@ class CommandConfig(Section):
     )  # the first 8 MiB and the newest are kept
     max_kept_output_bytes: Annotated[int, Field(ge=MIB)] = GIB
     unknown_id: Literal["not_found", "empty_ok"] = "not_found"
-    stdin_control: Literal["exact", "anywhere"] = "exact"
+    stdin_control: Literal["typed", "exact", "anywhere"] = "typed"
+    signal_exit_code: Literal["shell", "negative"] = "shell"
+    editor: Literal["refuse", "inherit"] = "refuse"
     environment: Literal["image", "allow_list"] = "image"
     completion: Literal["process_group", "leader"] = "process_group"
     leader_grace_s: Annotated[float, Field(ge=0)] = 0.5
@@ -414,6 +416,12 @@ class CommandConfig(Section):
         if self.read_lines_default > self.read_lines_max:
             raise ValueError("read_lines_default must not exceed read_lines_max")
         return self
+
+
+class PublishConfig(Section):
+    """`interrupted`: the work of a one-off command that a signal, a timeout or a cancellation ended."""
+
+    interrupted: Literal["reject", "publish"] = "reject"
 
 
 class File(Section):
@@ -428,6 +436,7 @@ class Runtime(Section):
     namespace_execution: NamespaceExecution = NamespaceExecution()
     layerstack: LayerStack = LayerStack()
     command: CommandConfig = CommandConfig()
+    publish: PublishConfig = PublishConfig()
     file: File = File()
 
 

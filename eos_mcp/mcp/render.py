@@ -109,7 +109,8 @@ def _command(args: Object, reply: Object) -> str:
     seconds = reply.get("command_total_time_seconds")
     about = [str(status)]
     if reply.get("exit_code") is not None:
-        about.append(f"exit code {reply['exit_code']}")
+        by = f" (signal {reply['signal']})" if reply.get("signal") else ""
+        about.append(f"exit code {reply['exit_code']}{by}")
     if isinstance(seconds, (int, float)):
         about.append(f"{seconds:.2f} s")
     start, end, total = (reply.get(key, 0) for key in ("start_offset", "end_offset", "total_lines"))
@@ -171,7 +172,8 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
         )
         if is_object(rejection):
             notes += render_conflicts.rejection(rejection)
-        notes.append(render_conflicts.next_step(reply))
+        unfinished = reply.get("publish_reject_class") in ("interrupted", "command_failed")
+        notes.append(f"next: {reply.get('hint')}" if unfinished else render_conflicts.next_step(reply))
     if reply.get("finalization_failed"):
         notes.append(
             f"closing the session failed: {reply.get('finalization_failure_class')}; its work is kept, see "

@@ -109,7 +109,7 @@ def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(
     assert held["memory_max_bytes"] == 192 * MIB
     waiting = started(sandbox, session, "sleep 1000")
     done = sandbox.shell("exec python3 -c 'x = bytearray(240 << 20)'", session, "--tty=false")
-    assert (done["exit_code"], done["oom_kills"]) == (-9, 1) and "memory" in done["hint"], done
+    assert (done["exit_code"], done["oom_kills"]) == (137, 1) and "memory" in done["hint"], done
     fits = sandbox.shell(
         "exec python3 -c 'x = bytearray(120 << 20); print(len(x) >> 20)'", session, "--tty=false"
     )
@@ -125,7 +125,7 @@ def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(
     ]
     ends = [sandbox.do("wait_command", "--command-session-id", hog, "--timeout-ms", "1500") for hog in hogs]
     assert any(
-        end["status"] == "error" and end["exit_code"] == -9 for end in ends
+        end["status"] == "error" and end["exit_code"] == 137 for end in ends
     )  # together they are more than the sandbox has
     assert (
         sandbox.do("wait_command", "--command-session-id", waiting, "--timeout-ms", "0")["status"]
@@ -287,7 +287,7 @@ def test_who_allocates_without_bound_in_every_session_never_ends_the_agent_or_wh
     bad = [sandbox.session() for _ in range(3)]
     grab = "exec python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'"
     first = sandbox.shell(grab, bad[0], "--tty=false")
-    assert (first["exit_code"], first["oom_kills"]) == (-9, 1) and "memory" in first["hint"], first
+    assert (first["exit_code"], first["oom_kills"]) == (137, 1) and "memory" in first["hint"], first
     hogs = [started(sandbox, session, "while :; do tail /dev/zero; done") for session in bad]
     for _ in range(5):
         done = direct.do("exec_command", cmd="echo fine", workspace_session_id=quiet, yield_time_ms=60_000)

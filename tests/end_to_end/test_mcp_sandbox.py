@@ -215,7 +215,7 @@ def test_a_cancelled_command_is_killed_with_all_it_started_and_its_work_is_a_dra
         draft = ended.structure["draft_id"]
         assert f"NOT PUBLISHED (cancelled): its changes are kept in {draft}" in ended.text
         (kept,) = [d for d in use(other, "list_drafts").structure["drafts"] if d["draft_id"] == draft]
-        assert kept["reason"] == "cancelled"
+        assert kept["reason"] == "interrupted"
         assert use(other, "file_read", path="cancelled").is_error
         opened = use(other, "create_workspace_session", draft_id=draft).structure["workspace_session_id"]
         assert (

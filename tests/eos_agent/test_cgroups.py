@@ -272,7 +272,7 @@ def test_a_process_that_memory_ran_out_for_is_told_of_and_nothing_else_of_the_se
     session = agent.session()
     waiting = agent.run("sleep 1000", session, tty=False, yield_time_ms=0)
     done = agent.run("exec python3 -c 'x = bytearray(200 << 20)'", session, tty=False)
-    assert (done["status"], done["exit_code"], done["oom_kills"]) == ("error", -9, 1), done
+    assert (done["status"], done["exit_code"], done["oom_kills"]) == ("error", 137, 1), done
     assert str(SESSION["memory_max_bytes"]) in done["hint"]
     inner = agent.run("python3 -c 'x = bytearray(200 << 20)'; echo $?; exit 3", session, tty=False)
     assert (inner["exit_code"], inner["oom_kills"], inner["output"].split()[-1]) == (3, 1, "137")

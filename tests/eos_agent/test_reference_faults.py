@@ -64,7 +64,7 @@ def test_control_characters_inside_text_are_input_and_the_end_of_input_and_signa
     sleeper = shared_agent.run("sleep 1000", session, yield_time_ms=0)["command_session_id"]
     shared_agent.call("signal_command", command_session_id=sleeper, signal="TERM")
     assert (
-        shared_agent.call("wait_command", command_session_id=sleeper, timeout_ms=60_000)["exit_code"] == -15
+        shared_agent.call("wait_command", command_session_id=sleeper, timeout_ms=60_000)["exit_code"] == 143
     )
 
 

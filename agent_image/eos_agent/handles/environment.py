@@ -32,6 +32,13 @@ refuses. core.checkStat: they have the mtimes and sizes of git's index but other
 reads each file at every status, since it may not refresh the index (GIT_OPTIONAL_LOCKS). autoDetach: a gc in
 the background would be killed with the session of its command.
 """
+EDITORS = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
+NO_EDITOR = (
+    "sh -c 'echo \"no editor runs here: give the text as an argument or a file (git commit -m or -F, "
+    "git rebase without -i), or set EDITOR in env\" >&2; exit 1' editor"
+)
+"""sh(1) of the image runs it, as git and other programs run an editor: the file's name comes after it."""
+
 _COUNT, _KEY, _VALUE = "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_"
 _COUNT_DIGITS = 4
 
@@ -54,9 +61,23 @@ def base_environment(settings: Settings) -> dict[str, str]:
     found.setdefault("USER", "root")
     found.setdefault("PAGER", "cat")
     found.setdefault("GIT_PAGER", "cat")
+    found.setdefault("GIT_TERMINAL_PROMPT", "0")
+    if not found.keys() & {"LANG", "LC_ALL", "LC_CTYPE"}:
+        found["LANG"] = "C.UTF-8"
+    if settings.get("runtime.command.editor", "refuse") == "refuse":
+        found = without_editor(found)
     found["GIT_OPTIONAL_LOCKS"] = "0"
     found["EOS_WORKSPACE"] = settings.workspace_root
     return with_git_config(found)
+
+
+def without_editor(environment: dict[str, str]) -> dict[str, str]:
+    """Set the editor's variables to a command that fails and says why, unless one of them is set: a program
+    that opens an editor on a terminal waits for keys that a caller cannot know.
+    """
+    if environment.keys() & set(EDITORS):
+        return environment
+    return {**environment, **dict.fromkeys(EDITORS, NO_EDITOR)}
 
 
 def with_git_config(environment: dict[str, str]) -> dict[str, str]:

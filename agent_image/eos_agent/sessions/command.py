@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import telemetry
 from eos_agent.sessions.command_result import Cursor, OutputView, cut_json, rows_json, stderr_json
+from eos_agent.sessions.interruption import DEFAULT_RULE, Ending, PublishRule, Unfinished, name_of, unfinished
 from eos_agent.sessions.transcript import ANSWER_MAX_BYTES, Transcript
 from eos_agent.wire.encoding import UTF8
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
@@ -46,6 +47,8 @@ class Command:
         completion: str = "process_group",
         leader_grace_s: float = 0.0,
         answer_bytes: int = ANSWER_MAX_BYTES,
+        rule: PublishRule = DEFAULT_RULE,
+        negative_codes: bool = False,
     ) -> None:
         """Prepare a command that is not spawned yet.
 
@@ -58,6 +61,8 @@ class Command:
             leader_grace_s: seconds after the leader's end from which callers get an answer though the group
                 lives.
             answer_bytes: the most output of one result.
+            rule: what becomes of its work if it does not end by exit(0).
+            negative_codes: its exit code after signal N is -N instead of 128 + N.
         """
         self.id = command_id
         self.session = session
@@ -70,7 +75,9 @@ class Command:
         self.started_unix_ms = int(time.time() * 1000)
         self.ended: float | None = None
         self.exit_code: int | None = None
-        self.leader_code: int | None = None
+        self.leader_code: int | None = None  # -N after signal N
+        self.signal: str | None = None  # its name, when one ended the leader
+        self.rule = rule
         self.waiting_on: list[dict[str, Any]] = []
         self.left_behind: list[dict[str, Any]] = []
         self.timed_out = self.cancelled = self.finished = False
@@ -83,6 +90,7 @@ class Command:
         self.errors = Transcript(directory, "stderr", max_bytes) if split else None
         self.directory = directory
         self._completion, self._leader_grace_s, self._answer_bytes = completion, leader_grace_s, answer_bytes
+        self._negative_codes = negative_codes
         self._group_gone = self._attached = self._killing = False
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, Transcript] = {}
@@ -204,10 +212,20 @@ class Command:
         self.output.finish()
         if self.errors is not None:
             self.errors.finish()
-        self.exit_code = 124 if self.timed_out else 130 if self.cancelled else self.leader_code
+        self.exit_code = 124 if self.timed_out else 130 if self.cancelled else self._shown(self.leader_code)
+        if (
+            not self.timed_out
+            and not self.cancelled
+            and self.leader_code is not None
+            and self.leader_code < 0
+        ):
+            self.signal = name_of(-self.leader_code)
         if self.leader_code:
             self._note_oom_kills()
         self.over.set()
+
+    def _shown(self, code: int | None) -> int | None:
+        return code if code is None or code >= 0 or self._negative_codes else 128 - code
 
     def _note_oom_kills(self) -> None:
         """Add to the outcome how many processes the kernel killed for memory: it counts by cgroup, not by
@@ -384,6 +402,10 @@ class Command:
         """
         await _until(self.terminal if self.answerable.is_set() else self.answerable, until)
 
+    def unfinished(self) -> Unfinished | None:
+        """Return why its work is not to be published, None when it is."""
+        return unfinished(Ending(self.exit_code, self.signal, self.timed_out, self.cancelled), self.rule)
+
     def end_terminal(self) -> None:
         """Mark its end as reported."""
         self.terminal.set()
@@ -456,6 +478,7 @@ class Command:
         return {
             "status": self.status,
             "exit_code": None if running else self.exit_code,
+            **({} if running or self.signal is None else {"signal": self.signal}),
             "wall_time_seconds": round(now - self.started, 6),
             "command_total_time_seconds": round(end - self.started, 6),
         }
@@ -466,7 +489,7 @@ class Command:
         if running and self.finished:
             found["finalizing"] = True
         elif running and self.leader_code is not None:
-            found["leader_exit_code"], found["waiting_on"] = self.leader_code, self.waiting_on
+            found["leader_exit_code"], found["waiting_on"] = self._shown(self.leader_code), self.waiting_on
             if self.answerable.is_set():
                 found["left_behind"] = self.waiting_on
         if self.left_behind:
@@ -497,6 +520,7 @@ class Command:
             "workspace_session_id": self.session.id,
             "status": self.status,
             "exit_code": self.exit_code if self.terminal.is_set() else None,
+            **({"signal": self.signal} if self.terminal.is_set() and self.signal is not None else {}),
             "command": self.text if len(self.text) <= 1000 else self.text[:1000] + "…",
             "request_id": self.request_id,
             "started_unix_ms": self.started_unix_ms,

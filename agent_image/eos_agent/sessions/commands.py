@@ -15,6 +15,7 @@ from eos_agent.base import telemetry
 from eos_agent.base.cancellation import Cancellations, request_not_found
 from eos_agent.handles.environment import command_environment, parse_env
 from eos_agent.sessions.command import Command
+from eos_agent.sessions.interruption import PublishRule
 from eos_agent.sessions.kept_output import KeptOutput
 from eos_agent.wire.encoding import UTF8
 from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
@@ -33,7 +34,7 @@ CANCEL_WAIT_S = 20.0
 """
 DEFAULT_YIELD_MS = 1000
 MAX_COMMAND_BYTES = 131071  # MAX_ARG_STRLEN of the kernel, without the final NUL
-CANCEL = frozenset("\x03\x04")
+INTERRUPT, END_OF_INPUT = "\x03", "\x04"
 COUNTER_BLOCK = 1000
 
 
@@ -116,7 +117,9 @@ class Commands:
         self._transcript_bytes: int = settings.get("runtime.command.max_transcript_bytes", 64 << 20)
         self._answer_bytes: int = settings.get("runtime.command.max_output_bytes", 256 << 10)
         self._stdin_deadline: float = settings.get("runtime.namespace_execution.stdin_write_deadline_s", 2)
-        self._control: str = settings.get("runtime.command.stdin_control", "exact")
+        self._control: str = settings.get("runtime.command.stdin_control", "typed")
+        self._negative_codes = settings.get("runtime.command.signal_exit_code", "shell") == "negative"
+        self._publish_interrupted = settings.get("runtime.publish.interrupted", "reject") == "publish"
         self._unknown: str = settings.get("runtime.command.unknown_id", "not_found")
         self._leader_grace_s: float = settings.get("runtime.command.leader_grace_s", 0.5)
         self._completion: str = settings.get("runtime.command.completion", "process_group")
@@ -251,6 +254,10 @@ class Commands:
             completion=self._completion,
             leader_grace_s=self._leader_grace_s,
             answer_bytes=self._answer_bytes,
+            rule=PublishRule(
+                args.get("publish_interrupted", self._publish_interrupted), args["publish_on_failure"]
+            ),
+            negative_codes=self._negative_codes,
         )
         session.commands[command_id] = command
         session.fresh = False
@@ -372,11 +379,15 @@ class Commands:
         command = self._live(args["command_session_id"])
         text: str = args["stdin"]
         typed = set(text) - set("\r\n")
-        if (typed and typed <= CANCEL) or (self._control == "anywhere" and typed & CANCEL):
+        cancels = {INTERRUPT} if self._control == "typed" else {INTERRUPT, END_OF_INPUT}
+        if (typed and typed <= cancels) or (self._control == "anywhere" and typed & cancels):
             command.cancel()
             await command.wait(time.monotonic() + CANCEL_WAIT_S)
             return command.result()
-        await command.write(text, deadline_s=self._stdin_deadline)
+        if typed == {END_OF_INPUT}:
+            await command.end_input()
+        else:
+            await command.write(text, deadline_s=self._stdin_deadline)
         await command.wait_for_answer(time.monotonic() + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
         return command.result()
 
@@ -419,12 +430,8 @@ class Commands:
             return answer
         for command in found:
             answer["command_session_id"] = command.id
-            if command.cancel():
-                answer["cancelled"] = True
-                command.session.cancelled = True
-            elif self._sessions.captures.cancel(
-                request_id
-            ):  # it has ended, and what it wrote is being published
+            # a command that has ended: what it wrote is being published
+            if command.cancel() or self._sessions.captures.cancel(request_id):
                 answer["cancelled"] = True
         end = time.monotonic() + CANCEL_WAIT_S
         for command in found:

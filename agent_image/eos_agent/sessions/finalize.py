@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import log, telemetry
 from eos_agent.base.errors import operation_error, quota_hint
 from eos_agent.base.publication import publish_json, rejection_of
+from eos_agent.sessions.interruption import FAILED, INTERRUPTED, Unfinished
 from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
 from layerstack.model.conflict import path_json
 from layerstack.publish.commit import CommitUnsynced
@@ -21,13 +22,9 @@ HINT = (
     "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
     "redo them on the newest version, then discard_draft"
 )
-CANCELLED = "cancelled"
-CANCELLED_HINT = (
-    "the request was cancelled: nothing was published; what the command wrote is kept in "
-    "draft_id, discard_draft deletes it"
-)
+CAPTURE_CANCELLED = Unfinished(INTERRUPTED, "the request was cancelled before its work was published")
 ENDED_IN_ORDER = frozenset(
-    {"source_conflict", "publish_error", CANCELLED}
+    {"source_conflict", "publish_error", INTERRUPTED, FAILED}
 )  # drafts of sessions that ended in good order
 
 
@@ -58,8 +55,8 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
             of the store makes one.
     """
     upper = session.upper
-    if session.cancelled:
-        return _kept(session, CANCELLED, CANCELLED_HINT)
+    if session.unfinished is not None:
+        return _refused(session, session.unfinished)
     hint = HINT
     try:
         published = commit(
@@ -73,7 +70,7 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     except CommitUnsynced as error:
         return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}
     except Stopped:
-        return _kept(session, CANCELLED, CANCELLED_HINT)
+        return _refused(session, CAPTURE_CANCELLED)
     except Exception as error:
         log.failure("publish_failed", error, session=session.id)
         telemetry.event("workspace_session.finalize.publish_failed", error=type(error).__name__)
@@ -100,6 +97,25 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
         return {"publish": {"published": not published.no_op, **publish_json(published)}}
     found = {"publish_rejected": True, "publish_reject_class": reason, "publish_rejection": refused}
     return {**found, **_kept(session, reason, hint)}
+
+
+def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
+    """Keep the work of a command that did not finish; nothing is refused when there is none."""
+    kept = _kept(session, why.reason, why.hint)
+    if "draft_id" not in kept:
+        return {"publish": {**kept["publish"], "no_op": True}}
+    telemetry.event("workspace_session.finalize.publish_failed", reason=why.reason)
+    refused = {
+        "path": None,
+        "reason": why.reason,
+        "source_conflict": None,
+        "protected_drop": None,
+        "message": why.message,
+        "conflict_count": 0,
+        "conflicts": [],
+    }
+    found = {"publish_rejected": True, "publish_reject_class": why.reason, "publish_rejection": refused}
+    return {**found, **kept}
 
 
 def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:

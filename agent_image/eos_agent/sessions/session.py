@@ -11,6 +11,7 @@ from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, Operation
 from eos_agent.zygote.specs import SessionSpec
 
 if TYPE_CHECKING:
+    from eos_agent.sessions.interruption import Unfinished
     from layerstack.session.upper import Upper
 
 EXPLICIT, IMPLICIT = "no_op", "publish_then_destroy"
@@ -59,7 +60,7 @@ class Session:
         self.gate = asyncio.Lock()
         self.state = "active"
         self.fresh = True  # no command was started in it yet
-        self.cancelled = False  # a request that ran in it was cancelled: what it wrote is kept, not published
+        self.unfinished: Unfinished | None = None  # why the work of an implicit one is not published
         self.ending = False  # the end of init is intended
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None

@@ -390,6 +390,7 @@ class Sessions:
         session = command.session
         session.commands.pop(command.id, None)
         session.touch()
+        session.unfinished = session.unfinished or command.unfinished()
         if session.policy != IMPLICIT or session.commands or session.ending or command.lost is not None:
             return {}
         session.state = "finalizing"

@@ -108,8 +108,11 @@ _DRAFT = Argument(
 _COMMAND_RESULT = (
     ResultField("status", "string", "running, ok, error, timed_out or cancelled; ok means exit code 0"),
     ResultField(
-        "exit_code", "integer|null", "null while running; 124 timeout, 130 cancelled, -N killed by signal N"
+        "exit_code",
+        "integer|null",
+        "null while running; 124 timeout, 130 cancelled, 128 + N ended by signal N",
     ),
+    ResultField("signal", "string", "TERM, KILL …: the signal that ended the command", ours=True),
     ResultField("wall_time_seconds", "number"),
     ResultField("command_total_time_seconds", "number"),
     ResultField("start_offset", "integer", "first line in output"),
@@ -231,6 +234,21 @@ RUNTIME: tuple[Operation, ...] = (
                 ours=True,
             ),
             Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
+            Argument(
+                "publish_interrupted",
+                "boolean",
+                help="true: publish also what a command wrote that a signal, timeout_ms or a cancel ended.",
+                ours=True,
+                hidden=True,
+            ),
+            Argument(
+                "publish_on_failure",
+                "boolean",
+                help="false: keep the work as a draft when the exit code is not 0.",
+                default=True,
+                ours=True,
+                hidden=True,
+            ),
             AGENT,
             _RAW._replace(hidden=True),
             _ENCODING,

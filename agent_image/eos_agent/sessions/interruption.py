@@ -1,0 +1,75 @@
+"""Commands that did not finish: their work is kept as a draft instead of being published."""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+INTERRUPTED, FAILED = "interrupted", "command_failed"
+_PUBLISH = (
+    "nothing was published; the work is kept in draft_id. If it is complete, publish it: "
+    "create_workspace_session with draft_id, then publish_workspace_session with the session's id"
+)
+
+
+class PublishRule(NamedTuple):
+    """Publication of an implicit session's work after a command that did not end by exit(0).
+
+    interrupted: publish after a signal, a timeout or a cancellation too. on_failure: publish after an exit
+    code other than 0.
+    """
+
+    interrupted: bool = False
+    on_failure: bool = True
+
+
+DEFAULT_RULE = PublishRule()
+
+
+class Unfinished(NamedTuple):
+    """The refusal of a publication: `reason` of the rejection and of the draft, a sentence, the next step."""
+
+    reason: str
+    message: str
+    hint: str = _PUBLISH
+
+
+class Ending(NamedTuple):
+    """The way in which a command's leader ended."""
+
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    cancelled: bool
+
+
+def unfinished(end: Ending, rule: PublishRule) -> Unfinished | None:
+    """Judge the end of a command; None: its work is published.
+
+    A shell that exits with 128 + N because its child died has exited by itself.
+    """
+    how = (
+        "was ended by its timeout_ms"
+        if end.timed_out
+        else "was cancelled"
+        if end.cancelled
+        else f"was ended by signal {end.signal}"
+        if end.signal is not None
+        else None
+    )
+    if how is not None:
+        return (
+            None if rule.interrupted else Unfinished(INTERRUPTED, f"the command {how} before it had finished")
+        )
+    if not rule.on_failure and end.exit_code:
+        message = f"the command exited with code {end.exit_code}, and publish_on_failure is false"
+        return Unfinished(FAILED, message)
+    return None
+
+
+def name_of(number: int) -> str:
+    """Name of a signal without SIG, as signal_command takes it: 15 -> TERM; RT1 and the like by number."""
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        return str(number)
