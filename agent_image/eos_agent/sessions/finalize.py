@@ -105,7 +105,7 @@ def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
     if "draft_id" not in kept:
         return {"publish": {**kept["publish"], "no_op": True}}
     telemetry.event("workspace_session.finalize.publish_failed", reason=why.reason)
-    refused = {
+    refused: dict[str, Any] = {
         "path": None,
         "reason": why.reason,
         "source_conflict": None,
