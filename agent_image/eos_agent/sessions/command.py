@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import telemetry
 from eos_agent.sessions.command_result import Cursor, OutputView, cut_json, rows_json, stderr_json
-from eos_agent.sessions.interruption import DEFAULT_RULE, Ending, PublishRule, Unfinished, name_of, unfinished
+from eos_agent.sessions.interruption import (
+    DEFAULT_RULE,
+    CommandEnd,
+    PublishRule,
+    Unfinished,
+    name_of,
+    unfinished,
+)
 from eos_agent.sessions.transcript import ANSWER_MAX_BYTES, Transcript
 from eos_agent.wire.encoding import UTF8
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
@@ -349,7 +356,7 @@ class Command:
 
         self._spawn(run())
 
-    # Ending it
+    # CommandEnd it
 
     def limit(self, timeout_s: float) -> None:
         """Kill the whole tree `timeout_s` seconds after its start."""
@@ -404,7 +411,7 @@ class Command:
 
     def unfinished(self) -> Unfinished | None:
         """Return why its work is not to be published, None when it is."""
-        return unfinished(Ending(self.exit_code, self.signal, self.timed_out, self.cancelled), self.rule)
+        return unfinished(CommandEnd(self.exit_code, self.signal, self.timed_out, self.cancelled), self.rule)
 
     def end_terminal(self) -> None:
         """Mark its end as reported."""

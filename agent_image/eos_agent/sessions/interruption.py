@@ -34,7 +34,7 @@ class Unfinished(NamedTuple):
     hint: str = _PUBLISH
 
 
-class Ending(NamedTuple):
+class CommandEnd(NamedTuple):
     """The way in which a command's leader ended."""
 
     exit_code: int | None
@@ -43,7 +43,7 @@ class Ending(NamedTuple):
     cancelled: bool
 
 
-def unfinished(end: Ending, rule: PublishRule) -> Unfinished | None:
+def unfinished(end: CommandEnd, rule: PublishRule) -> Unfinished | None:
     """Judge the end of a command; None: its work is published.
 
     A shell that exits with 128 + N because its child died has exited by itself.
