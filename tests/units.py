@@ -21,7 +21,9 @@ LEVELDB = re.compile(
     r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)"
 )
 BOX = "box"
-"""Directories of this name are units by the configuration of the tests, with all that is in them."""
+"""Directories of this name are units by the configuration of the tests, with all that is in them, others of
+the name included.
+"""
 CONFLICT, OURS, HEAD = "conflict", "ours", "head"
 
 
@@ -102,7 +104,8 @@ def units_in(trees: Sequence[Tree], *, boxes: bool) -> list[Unit]:
             helpers = {p for p in inside if re.fullmatch(r"LOCK|LOG(\.old.*)?", p.rpartition("/")[2])}
             found.add(Unit(folder, frozenset(inside), frozenset(helpers)))
     if boxes:
-        for root in {path for path in paths if path.rpartition("/")[2] == BOX}:
+        named = {path for path in paths if path.rpartition("/")[2] == BOX}
+        for root in (path for path in named if named.isdisjoint(ancestors(path))):  # the outermost
             found.add(Unit(root, frozenset(p for p in paths if p.startswith(root + "/"))))
     return sorted((unit for unit in found if unit.members), key=lambda unit: unit.root)
 
