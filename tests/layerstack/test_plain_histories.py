@@ -155,3 +155,21 @@ def test_an_ignored_database_is_the_last_writers_without_the_members_that_the_he
 
     seen = history(form, short_dir, {**small_tree(), **ignored_folders("n", "m")}, act)
     assert seen["published on a moved head"] == 1
+
+
+@pytest.mark.needs("overlay")
+@pytest.mark.parametrize("form", FORM_PARAMS)
+def test_of_directories_in_each_other_that_match_a_unit_the_outermost_is_the_unit(
+    short_dir: str, form: str
+) -> None:
+    os.chmod(short_dir, 0o777)
+
+    def act(machine: StackMatchesModel) -> None:
+        one, two = machine.add_session(), machine.add_session()
+        shutil.rmtree(f"{one.mount}/box/box")
+        put(f"{two.mount}/box/box/new", "new\n")
+        publish_all(machine, one, two)
+
+    tree = small_tree()
+    boxes = {"box": tree["d"], "box/box": tree["d"], "box/box/f": tree["d/f"]}
+    assert history(form, short_dir, {**tree, **boxes}, act)["rejected"] == 1
