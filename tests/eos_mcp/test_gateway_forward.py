@@ -147,7 +147,10 @@ def test_a_request_without_an_answer_ends_with_forward_timeout_on_either_connect
             await asyncio.Event().wait()
         return await echo(request, writer)
 
-    monkeypatch.setattr(catalog, "budget_s", lambda _, args: 0.5 if args.get("wait") else 30.0)
+    def budget_s(_: object, args: dict[str, Any]) -> float:
+        return 0.5 if args.get("wait") else 30.0
+
+    monkeypatch.setattr(catalog, "budget_s", budget_s)
     fresh, kept = both_connections(
         short_dir, silent, line("file_read", scope=SANDBOX, args={"wait": True}), monkeypatch
     )
