@@ -93,38 +93,53 @@ class Gateways:
     gateway of its own has a `desk`.
     """
 
-    def __init__(self, request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -> None:
-        self.request, self.cache_of, self.open = request, cache_of, dict[str, Person]()
+    def __init__(self, cache_of: Callable[[Person], Path]) -> None:
+        self.cache_of, self.open = cache_of, dict[str, Person]()
+        self.installed: unprivileged_install.Installed | None = None
 
-    def state(self, who: str) -> Path:
+    def state(self, who: str, request: pytest.FixtureRequest) -> Path:
         """The state directory for tests of "root" or "ordinary"."""
+        if who == "ordinary":
+            request.getfixturevalue("ordinary_gateway")
         if who not in self.open:
             home = Path(make_short_dir("eos-g-"))
             made = (
                 users.root(home)
-                if who == "root"
-                else users.ordinary(self.request.getfixturevalue("installed"), home)
+                if self.installed is None or who == "root"
+                else users.ordinary(self.installed, home)
             )
             self.open[who] = made._replace(cache=self.cache_of(made))
         return self.open[who].home / "state"
 
     def drop(self, who: str) -> None:
         """Stop the gateway; the next test has a new state directory."""
-        close(self.open.pop(who))
+        if who in self.open:
+            close(self.open.pop(who))
 
 
 @pytest.fixture(scope="session")
-def gateways(request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -> Generator[Gateways]:
+def gateways(cache_of: Callable[[Person], Path]) -> Generator[Gateways]:
     """The running gateways of this process."""
-    made = Gateways(request, cache_of)
+    made = Gateways(cache_of)
     yield made
     for who in list(made.open):
         made.drop(who)
 
 
+@pytest.fixture(scope="session")
+def ordinary_gateway(gateways: Gateways, installed: unprivileged_install.Installed) -> Generator[None]:
+    """End the ordinary user's gateway before the installation that it runs from is deleted."""
+    gateways.installed = installed
+    yield
+    gateways.drop("ordinary")
+
+
 @pytest.fixture
 def shared_desk(
-    person: Callable[[str], Person], cache_of: Callable[[Person], Path], gateways: Gateways
+    request: pytest.FixtureRequest,
+    person: Callable[[str], Person],
+    cache_of: Callable[[Person], Path],
+    gateways: Gateways,
 ) -> Generator[Desks]:
     """A `desk` at a gateway that runs already: for tests that stop no gateway and configure none."""
     made: list[tuple[str, Desk]] = []
@@ -132,7 +147,7 @@ def shared_desk(
     def make(who: str) -> Desk:
         kind = who if os.geteuid() == 0 else "root"
         one = person(who)
-        made.append((kind, Desk(one, cache_of(one), EOS_STATE_DIR=str(gateways.state(kind)))))
+        made.append((kind, Desk(one, cache_of(one), EOS_STATE_DIR=str(gateways.state(kind, request)))))
         return made[-1][1]
 
     yield make
@@ -156,7 +171,7 @@ def sandbox(
     place = getattr(request, "param", "root")
     kind = "ordinary" if place == "ordinary" and os.geteuid() == 0 else "root"
     who = person(kind)
-    at = Desk(who, cache_of(who), EOS_STATE_DIR=str(gateways.state(kind)))
+    at = Desk(who, cache_of(who), EOS_STATE_DIR=str(gateways.state(kind, request)))
     made, clean = at.create("host" if place in ("root", "ordinary") else image(place)), False
     try:
         yield made
