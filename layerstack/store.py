@@ -107,7 +107,7 @@ class Store(Stack):
             StoreBusy: another process has it open.
             StoreCorrupt: a file that the head needs is missing, damaged or of an unknown format; details.file
                 names it. Nothing was changed. What only a session, a draft, a pin or an earlier version needs
-                is set apart: see `damaged`.
+                is quarantined: see `damaged`.
             Unsupported: the store has the other form of xattrs than this process can use.
         """
         root = os.path.realpath(
@@ -177,11 +177,11 @@ class Store(Stack):
             )
 
     def give_up_session(self, session_id: str) -> None:
-        """Delete a dead session that waits to become a draft or is set apart, with its work: a way to settle
-        it. Durable on return.
+        """Delete a dead session that waits to become a draft or is quarantined, with its work: a way
+        to settle it. Durable on return.
 
         Raises:
-            NotFound: no session of that id is dead or set apart (session_not_found).
+            NotFound: no session of that id is dead or quarantined (session_not_found).
             StoreBusy: something still writes into its upperdir.
             OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of
                 that failed.

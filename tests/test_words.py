@@ -35,8 +35,14 @@ PHRASES = {
     "is no": r"(?<!there )is no (?!longer\b|more\b|less\b)",
     "anew": r"anew",
     "meanwhile": r"meanwhile",
+    "seal": r"seal(s|ed|ing)?\b(?!, sealed work| work \|)",
+    "shelf": r"shel(f|ves)(?! \|)",
+    "set apart": r"set apart(?!, give up)",
+    "folded away": r"folded away",
 }
-"""Name of each phrase and its expression. `there is no` and `is no longer` are ordinary English."""
+"""Name of each phrase and its expression. `there is no` and `is no longer` are ordinary English; the glossary
+quotes words that it replaces.
+"""
 OPENINGS = re.compile(
     r"(what|whether|whos?e?|whom|is|are|was|does|did|that|those|these|of"
     r"|about|above|across|after|against|among|at|before|behind|below|beneath|beside|between|beyond|by"

@@ -60,7 +60,9 @@ class IgnoreCache:
         then: dict[Chain, Chain] = {}  # by the head's chain, of which it keeps one
 
         def read(path: str) -> bytes | None:
-            with self._reading() as snapshot:  # by the layers of now: those of then may be folded away
+            with (
+                self._reading() as snapshot
+            ):  # by the current head: the layers of that version may be squashed away
                 chain = then.get(snapshot.chain)
                 if chain is None:
                     then.clear()

@@ -143,7 +143,7 @@ class Stack:
         self._chains[manifest.version] = (manifest, chain)
 
     def snapshot(self, version: int | None = None) -> Snapshot:
-        """A version to read from, the head by default. Without a lease its layers may be folded away later:
+        """A version to read from, the head by default. Without a lease its layers may be squashed away later:
         see `lease`.
         """
         manifest = self.manifest(version)

@@ -71,7 +71,7 @@ def discard(stack: Stack, draft_id: str) -> int:
         stack.check_open()
         size = _size(stack, draft_id)
         if stack.draft_table.users.get(draft_id):
-            text = f"draft {draft_id}: a session or a reader stands on it; end that first"
+            text = f"draft {draft_id}: a session or a reader uses it; end that first"
             raise Busy(text, reason="draft_in_use", details={"draft_id": draft_id})
         _remove(stack, draft_id)
         stack.damaged.pop(f"{drafts.folder_of(stack, draft_id)}/draft.json", None)
@@ -81,7 +81,7 @@ def discard(stack: Stack, draft_id: str) -> int:
 
 
 def _size(stack: Stack, draft_id: str) -> int:
-    """Bytes of a draft; of one that is set apart, by looking at its files: to discard it is a way to settle
+    """Bytes of a draft; of a quarantined one, from its files: to discard it is a way to settle
     it.
     """
     try:

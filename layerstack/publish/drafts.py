@@ -199,7 +199,7 @@ def load(stack: Stack, draft_id: str) -> Draft:
 
 
 def all_of(stack: Stack) -> list[Draft]:
-    """Every draft, oldest first; those whose draft.json is damaged are set apart."""
+    """Every draft, oldest first; those whose draft.json is damaged are quarantined."""
     found: list[Draft] = []
     for name in os.listdir(f"{stack.root}/drafts"):
         try:
