@@ -103,6 +103,14 @@ class PublishRejected(Rejected):
         self.conflicts, self.base, self.head = tuple(conflicts), base, head
 
 
+class UnresolvedConflicts(Rejected):
+    """The work contains conflict markers that a rebase wrote. Nothing was published; `details` has `paths`,
+    each with the `lines` of markers, and their number.
+    """
+
+    reason = "unresolved_conflicts"
+
+
 class Busy(LayerStackError):
     """A limit is reached, or another caller holds the resource; the same call may succeed later."""
 

@@ -39,6 +39,7 @@ from layerstack.history.blame import blame
 from layerstack.history.blame_file import Answer as Blame
 from layerstack.kernel.fsync import Step, no_step
 from layerstack.kernel.xattrs import Form
+from layerstack.model.resolution import Choice
 from layerstack.publish import draft_refs
 from layerstack.publish.drafts import Draft
 from layerstack.publish.outcome import Preview, Published
@@ -144,6 +145,7 @@ class Store(Stack):
         version: int | None = None,
         draft_id: str | None = None,
         draft_base: str = "own",
+        choice: Choice | None = None,
     ) -> Upper:
         """A place for a session's writes on a version (the head by default), or on a draft: at its own base,
         or carried over to the head.
@@ -151,6 +153,8 @@ class Store(Stack):
         Args:
             session_id: letters, digits, `.`, `_`, `-`; names the folder in `sessions/`.
             origin: who it is for, as a later draft says it: `workspace_session:<id>`.
+            choice: sides to take where the draft is in conflict with the head; None refuses. What became of
+                each conflict is in `Upper.resolved`.
         Returns:
             An upper whose lease keeps the version's layers until it ends. If the process dies, the next open
                 makes a draft of its work.
@@ -165,15 +169,27 @@ class Store(Stack):
         identity = SessionIdentity(
             session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased
         )
-        return start.open_rebased(self, identity) if rebased else start.open_upper(self, identity, version)
+        if not rebased:
+            return start.open_upper(self, identity, version)
+        return start.open_rebased(self, identity, choice)
 
-    def publish(self, upper: Upper, *, owner: str, request_id: str, agent: str | None = None) -> Published:
+    def publish(
+        self,
+        upper: Upper,
+        *,
+        owner: str,
+        request_id: str,
+        agent: str | None = None,
+        allow_unresolved: bool = False,
+    ) -> Published:
         """Publish a session's work, as `Upper.publish`; squash first where `auto_squash` says so."""
         with upper.exclusive():
             if upper.is_published:
                 return upper.publish(owner=owner, request_id=request_id, agent=agent)
             return self.auto_squash.with_room(
-                lambda: upper.publish(owner=owner, request_id=request_id, agent=agent)
+                lambda: upper.publish(
+                    owner=owner, request_id=request_id, agent=agent, allow_unresolved=allow_unresolved
+                )
             )
 
     def give_up_session(self, session_id: str) -> None:

@@ -59,6 +59,21 @@ def _files(
     return None, "ours" if content == three[1] else "head" if content == three[2] else content, ()
 
 
+def merged_content(
+    base: State | None, ours: State, head: State, rules: PublishRules = DEFAULT
+) -> State | bytes | None:
+    """Merge the content of two files, whatever their attributes: the state that has it, or the bytes; None
+    for a conflict.
+    """
+    if same(ours, head):
+        return ours
+    like = base if base is not None and base.kind == FILE else None
+    bad, content, _ = _files(like, ours, head, rules.merge_adjacent)
+    if bad is not None:
+        return None
+    return content if isinstance(content, bytes) else head if content == "head" else ours
+
+
 def decide(
     base: State | None, ours: State | None, head: State | None, rules: PublishRules = DEFAULT
 ) -> Verdict:

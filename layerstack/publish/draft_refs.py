@@ -16,7 +16,7 @@ from layerstack.layers.index import Layer
 from layerstack.layers.index_file import build
 from layerstack.model.lease import READER, Lease, lease_names
 from layerstack.model.manifest import LayerId, Manifest, reference
-from layerstack.publish import drafts
+from layerstack.publish import drafts, unresolved
 from layerstack.publish.drafts import Draft
 from layerstack.publish.outcome import Preview
 from layerstack.publish.publish import preview as preview_tree
@@ -51,6 +51,7 @@ def preview(stack: Stack, draft_id: str) -> Preview:
         assert isinstance(layer.tree, DiskTree)
         tree = MemoryTree.load(layer.tree)
         dropped, linked, _ = capture_tree(tree, base)
+        left = unresolved.refusal(get(stack, draft_id).unresolved, tree)
         found = preview_tree(
             stack,
             tree,
@@ -59,6 +60,8 @@ def preview(stack: Stack, draft_id: str) -> Preview:
             dropped=dropped,
             leaving=lease_names(None, draft_id),
         )
+        if left is not None and found.would_publish:
+            found = found._replace(would_publish=False, refused=left)
         return found._replace(notices=(*found.notices, *split_links(tree, base, linked)))
     finally:
         stack.release(lease)

@@ -19,7 +19,10 @@ from layerstack.core.stack import Stack
 from layerstack.errors import NotFound, StoreCorrupt
 from layerstack.kernel import fsync, records
 from layerstack.layers.index_file import FORMAT, PLAIN_FORMAT
+from layerstack.model.resolution import NOTHING_UNRESOLVED, Unresolved
 from layerstack.publish.publish import Work
+from layerstack.publish.unresolved import from_json as unresolved_from_json
+from layerstack.publish.unresolved import to_json as unresolved_json
 
 _ID = re.compile(r"draft-[0-9a-f]{16}")
 
@@ -46,6 +49,15 @@ class Draft(NamedTuple):
     """Digest of its tree, as a layer's; empty in drafts that are older than this key."""
     content: int = PLAIN_FORMAT
     """The index format whose digests of files that digest is made of."""
+    unresolved: Unresolved = NOTHING_UNRESOLVED
+    """Files with conflict markers of a rebase, as `Upper.unresolved`."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Content of draft.json; an empty `unresolved` is left out, as in older ones."""
+        body = {**self._asdict(), "layer_ids": list(self.layer_ids)}
+        del body["unresolved"]
+        return body | ({"unresolved": unresolved_json(self.unresolved)} if self.unresolved else {})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,6 +87,7 @@ def keep(
     agent: str | None,
     reason: str,
     upper: str,
+    unresolved: Unresolved = NOTHING_UNRESOLVED,
 ) -> Draft:
     """Make a draft of captured work: its tree is renamed, not copied. Durable on return.
 
@@ -97,6 +110,7 @@ def keep(
         upper,
         work.indexed.digest,
         FORMAT,
+        unresolved,
     )
     folder = folder_of(stack, draft.draft_id)
     stack.check_open()
@@ -106,8 +120,7 @@ def keep(
     stack.step("draft.mkdir")
     os.mkdir(folder)
     try:
-        body = {**draft._asdict(), "layer_ids": list(draft.layer_ids)}
-        records.write(f"{folder}/draft.json", body, step=stack.step, name="draft.json")
+        records.write(f"{folder}/draft.json", draft.body, step=stack.step, name="draft.json")
         stack.step("draft.fsync_drafts")
         fsync.fsync_dir(f"{stack.root}/drafts")
         stack.step("draft.rename")
@@ -140,8 +153,7 @@ def rewrite(stack: Stack, draft: Draft, layer_ids: tuple[str, ...]) -> None:
     draft = draft._replace(layer_ids=layer_ids)
     with stack.staging.temporary_names() as new_name:
         new = new_name("draft")
-        body = {**draft._asdict(), "layer_ids": list(layer_ids)}
-        fsync.write_before(new, records.dump(body), root=stack.root)
+        fsync.write_before(new, records.dump(draft.body), root=stack.root)
         stack.step("draft.rename_rewritten")
         os.rename(new, f"{folder_of(stack, draft.draft_id)}/draft.json")
     hold(stack, draft)
@@ -190,8 +202,9 @@ def load(stack: Stack, draft_id: str) -> Draft:
     body = records.read(path)
     try:
         body["layer_ids"] = tuple(body["layer_ids"])
+        body["unresolved"] = unresolved_from_json(body.get("unresolved", {}))
         draft = Draft(**body)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
     if draft.draft_id != draft_id:
         raise StoreCorrupt(f"{path}: belongs to {draft.draft_id}", details={"file": path})

@@ -48,6 +48,8 @@ class Report:
     def __init__(self, trees: Trees, found: Findings, kinds: Sequence[Kind]) -> None:
         """`kinds`: of units, beside those built in."""
         self._trees, self._found, self._kinds = trees, found, kinds
+        self.below: list[str] = []
+        """Paths in conflict that `conflicts` left out, since one above them is."""
         self._renames = {
             "ours": Renames(trees.base, lambda path: trees.shown.find(path), lambda: iter(trees.index)),
             "theirs": Renames(
@@ -64,7 +66,8 @@ class Report:
         for path in sorted(conflicts):
             kind, hunks = conflicts[path]
             if kind == "parent" and any(a in conflicts for a in ancestors(path)):
-                continue  # one conflict per lost subtree
+                self.below.append(path)  # one conflict per lost subtree
+                continue
             unit = torn.get(path) if kind == UNIT else None
             layer = self._theirs(path) if unit is None else self._theirs_of(unit.changed)
             listed_here = path in self._trees.index and self._trees.index[path].kind != WHITEOUT

@@ -107,13 +107,18 @@ def apply(tree: Tree, edits: Iterable[Edit]) -> None:
 def apply_and_capture(
     tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, roles: Roles | None = None
 ) -> Collection[str]:
-    """Apply the edits, then capture against the head what they may have made equal to it. Only subtrees that
-    newer layers meet are entered.
+    """Apply the edits, then `recapture`."""
+    apply(tree, edits)
+    return recapture(tree, head=head, version=version, roles=roles)
+
+
+def recapture(tree: Tree, *, head: Chain, version: int, roles: Roles | None = None) -> Collection[str]:
+    """Capture against the head what edits may have made equal to it. Only subtrees that newer layers meet are
+    entered.
 
     Returns:
         With `roles`, the files that stay for their time alone in what was entered.
     """
-    apply(tree, edits)
     path_index = head.path_index
     return capture_tree(
         tree,

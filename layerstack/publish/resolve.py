@@ -9,6 +9,7 @@ nothing newer meets are not entered.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from layerstack.layers.index import IndexRecord
@@ -20,7 +21,7 @@ from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Recapture, W
 from layerstack.publish.meeting_report import Findings, Report
 from layerstack.publish.three_trees import Meeting, Three, Trees
 from layerstack.tree.state import DIRECTORY, WHITEOUT, State
-from layerstack.units.plan_units import decided_units
+from layerstack.units.plan_units import NONE, decided_units
 from layerstack.units.units import HEAD, OURS
 
 
@@ -28,26 +29,30 @@ class MergePlan(NamedTuple):
     """Outcome of a merge: conflicts, or edits.
 
     Without conflicts, a clone of the layer with the edits applied shows the merge on top of the head; without
-    edits too, the layer itself does.
+    edits too, the layer itself does. With conflicts, the clone shows ours at and below their paths.
     """
 
     conflicts: tuple[Conflict, ...]
     edits: tuple[Edit, ...]
     notices: tuple[Notice, ...]
+    below: tuple[str, ...] = ()
+    """Paths of class `parent` in conflict that are not listed, since one above them is."""
 
 
-def plan(meeting: Meeting) -> MergePlan:
+def plan(meeting: Meeting, units: Mapping[tuple[str, str], str] = NONE) -> MergePlan:
     """Decide every path of the work that something newer than its version bears on.
 
+    Args:
+        units: as `taken` of `decided_units`.
     Returns:
         All conflicts in byte order of paths, none left out; or the edits in the order to apply.
     Cost: O(newer records that meet ours) look-ups; content is read for paths in doubt only.
     """
-    merge = _Merge(meeting)
+    merge = _Merge(meeting, units)
     merge.visit_root()
     merge.place_forced()
     report = Report(merge.trees, merge.found, meeting.rules.units)
-    return MergePlan(report.conflicts(), tuple(merge.edits), report.notices())
+    return MergePlan(report.conflicts(), tuple(merge.edits), report.notices(), tuple(report.below))
 
 
 class Above(enum.Flag):
@@ -81,12 +86,12 @@ class _Merge:
     `place_forced`).
     """
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Meeting, taken: Mapping[tuple[str, str], str]) -> None:
         trees = self.trees = Trees(meeting)
         self.path_index, self.rules, self.version = meeting.head.path_index, meeting.rules, meeting.version
         self.derived = trees.derived
         self.taken: set[str] = set()  # ignored directories of ours that win over what the head has there
-        units = decided_units(trees.own, trees.newer, trees.base, meeting.rules.units, trees.sides)
+        units = decided_units(trees.own, trees.newer, trees.base, meeting.rules.units, trees.sides, taken)
         self.forced = {path: unit.whose for unit in units for path in unit.forced}
         unlisted = [path for path in self.forced if path not in trees.index]
         self.filled = {above for path in unlisted for above in ancestors(path)}

@@ -13,7 +13,7 @@ from layerstack.kernel import overlay
 from layerstack.layers.index import Layer
 from layerstack.model.lease import Lease
 from layerstack.model.manifest import LayerId, Manifest, reference
-from layerstack.publish import draft_refs, drafts
+from layerstack.publish import draft_refs, drafts, unresolved
 from layerstack.session.folder import SessionIdentity
 from layerstack.session.upper import Upper
 
@@ -37,6 +37,7 @@ def dead_upper(stack: Stack, session_id: str, body: dict[str, Any], lease: Lease
         body["draft_id"],
         body["token"],
         body.get("rebased", False),
+        unresolved.from_json(body.get("unresolved", {})),
     )
     private: list[Layer] = []
     if identity.draft_id is not None and not identity.rebased:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from layerstack.core.stack import Stack
 from layerstack.errors import Invalid, StoreCorrupt
 from layerstack.kernel import fsync, records
 from layerstack.layers.chain import Chain
 from layerstack.model.manifest import Manifest
+from layerstack.model.resolution import NOTHING_UNRESOLVED, Unresolved
+from layerstack.publish import unresolved
 from layerstack.tree.fileops import make_directory
 
 CARRIED = "0001"
@@ -32,10 +34,18 @@ class SessionIdentity(NamedTuple):
     False: a session on a draft uses the layer of the draft itself.
     """
 
+    unresolved: Unresolved = NOTHING_UNRESOLVED
+
     @property
     def lease_name(self) -> str:
         """Name of the session in its lease."""
         return f"session {self.session_id}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields as session.json has them; an empty `unresolved` is left out, as in older ones."""
+        body = self._asdict()
+        del body["unresolved"]
+        return body | ({"unresolved": unresolved.to_json(self.unresolved)} if self.unresolved else {})
 
 
 def make_folder(
@@ -65,7 +75,7 @@ def make_folder(
                 f"{base}: what lies lowest in version {manifest.version} is missing", details={"file": base}
             )
         body = {
-            **identity._asdict(),
+            **identity.to_json(),
             "base_version": manifest.version,
             "layers": chain.ids,
             "created_unix_ms": time.time_ns() // 1_000_000,

@@ -6,6 +6,7 @@ where lines were merged.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -14,18 +15,23 @@ from layerstack.errors import PublishRejected
 from layerstack.kernel import fsync
 from layerstack.layers.index import Layer
 from layerstack.layers.index_file import build
-from layerstack.model.conflict import Notice
+from layerstack.model.conflict import Conflict, Notice
 from layerstack.model.manifest import LayerId, Manifest
+from layerstack.model.resolution import NOTHING_UNRESOLVED, REFUSE, Choice, Resolved, Unresolved
 from layerstack.publish import build_logs
 from layerstack.publish.build_times import HeadTimes, Standing, published_at, survey
-from layerstack.publish.edits import Write
-from layerstack.publish.publish import apply_and_capture, describe, is_touched
-from layerstack.publish.resolve import plan
-from layerstack.publish.three_trees import Meeting
+from layerstack.publish.edits import Edit, Write
+from layerstack.publish.publish import apply, describe, is_touched, recapture
+from layerstack.publish.resolve import MergePlan, plan
+from layerstack.publish.take_sides import Sides, Taken, take_sides, unit_sides
+from layerstack.publish.three_trees import Meeting, Trees
 from layerstack.session.folder import CARRIED
 from layerstack.text.build_roles import Roles
-from layerstack.tree.disk import DiskTree, clone
+from layerstack.tree.disk import PATH_MAX, DiskTree, clone
 from layerstack.tree.state import FILE
+
+ROOM = 256
+"""Bytes between the store's root and an entry of a session or a draft, at most, and some to spare."""
 
 
 class Carried(NamedTuple):
@@ -37,6 +43,10 @@ class Carried(NamedTuple):
     notices: tuple[Notice, ...]
     undo: Callable[[], None] = lambda: None
     """Restores the earlier times of the files that it shares with the work, after a failure."""
+    resolved: tuple[Resolved, ...] = ()
+    marked: Unresolved = NOTHING_UNRESOLVED
+    added: int = 0
+    """Paths that were written to resolve conflicts."""
 
 
 class Rebased(NamedTuple):
@@ -52,6 +62,8 @@ class Rebased(NamedTuple):
     """Notices as of a publish, about ignored files; the session's own publish reports these too."""
     dropped: tuple[str, ...] = ()
     """FIFOs, sockets and devices that the session has no longer; its publication reports them too."""
+    resolved: tuple[Resolved, ...] = ()
+    """Conflicts that were resolved, in byte order of paths."""
 
 
 def rebase(
@@ -63,6 +75,7 @@ def rebase(
     *,
     written: Collection[str] = (),
     ends: bool = False,
+    choice: Choice | None = None,
 ) -> Carried:
     """Carry captured work over to `head`: write a synced tree at `root`, with times as its publish would set.
 
@@ -71,8 +84,9 @@ def rebase(
         root: a path in staging that does not exist.
         written: as in `Work`.
         ends: the work is discarded when the rebase has succeeded, so that its files may get other times.
+        choice: sides to take where the work is in conflict; None refuses.
     Raises:
-        PublishRejected: with every conflict, as its publish would; nothing was changed.
+        PublishRejected: with every conflict, as its publish would, when one is refused; nothing was changed.
     Cost: that of planning a publish, and a hard link for each entry of the work.
     """
     below, over = stack.layers.chain(base), stack.chain(head)
@@ -80,25 +94,41 @@ def rebase(
     stack.step("rebase.plan")
     ignored = stack.routes.for_merge(base.version, head.version)
     roles = Roles(stack.routes.ignored(base.version), stack.inputs, written)
-    planned = plan(Meeting(work.tree, work.index, below, over, base.version, ignored, describe, stack.rules))
+    meeting = Meeting(work.tree, work.index, below, over, base.version, ignored, describe, stack.rules)
+    planned = plan(meeting)
     planned = build_logs.leave_out(stack, planned, work.index, ignored, base.version, head)
-    if planned.conflicts:
-        raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
+    conflicts = planned.conflicts
+    if conflicts and (choice is None or any(choice.side(one.path) == REFUSE for one in conflicts)):
+        raise PublishRejected(conflicts, base=base.version, head=head.version)
+    units = tuple(one for one in conflicts if one.unit is not None)
+    if choice is not None and units:
+        planned = plan(meeting, unit_sides(units, choice))
     stack.step("rebase.clone")
     tree = DiskTree(root, stack.form, aside=stack.staging.path)
     clone(work.tree, tree)
-    found = (
-        apply_and_capture(tree, planned.edits, head=over, version=base.version, roles=roles)
-        if planned.edits
-        else ()
-    )
+    apply(tree, planned.edits)
+    taken = None
+    if choice is not None and conflicts:
+        stack.step("rebase.resolve")
+        taken = _take(stack, tree, planned, meeting, units, choice)
+    edits: tuple[Edit, ...] = (*planned.edits, *(() if taken is None else taken.view.edits))
+    found = recapture(tree, head=over, version=base.version, roles=roles) if edits else ()
     touched = is_touched(work.index, found)
     indexed = build(tree, over, hashes=False, touched=touched)
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
+    resolved, marked, added = (
+        ((), {}, 0)
+        if taken is None
+        else (
+            taken.resolved,
+            taken.marked,
+            len(taken.view.added),
+        )
+    )
     if not indexed.changes:
-        return Carried(None, merged, planned.notices)
+        return Carried(None, merged, planned.notices, resolved=resolved)
     standing = Standing(base.version, below, roles, published_at(stack, below), work.tree if ends else None)
-    head_times = HeadTimes(stack, tree, indexed, survey(tree, indexed, standing, planned.edits), standing)
+    head_times = HeadTimes(stack, tree, indexed, survey(tree, indexed, standing, edits), standing)
     try:
         head_times.fit_to(head)
         stack.step("rebase.sync")
@@ -107,4 +137,32 @@ def rebase(
         head_times.undo()
         raise
     layer = Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records)
-    return Carried(layer, merged, planned.notices + head_times.notices, head_times.undo)
+    return Carried(layer, merged, planned.notices + head_times.notices, head_times.undo, resolved, marked, added)
+
+
+def _take(
+    stack: Stack,
+    tree: DiskTree,
+    planned: MergePlan,
+    meeting: Meeting,
+    units: Collection[Conflict],
+    choice: Choice,
+) -> Taken:
+    """Resolve the conflicts that the plan left, and keep the other side of the units that it decided."""
+    trees = Trees(meeting)
+    left = {one.path for one in planned.conflicts if one.unit is not None}
+    return take_sides(
+        tree,
+        planned.conflicts,
+        [one for one in units if one.path not in left],
+        planned.below,
+        Sides(
+            meeting.base,
+            trees.shown,
+            meeting.head,
+            meeting.version,
+            stack.rules,
+            choice,
+            PATH_MAX - ROOM - len(os.fsencode(stack.root)),
+        ),
+    )

@@ -11,7 +11,8 @@ from layerstack.kernel import overlay
 from layerstack.layers.index import Layer
 from layerstack.model.lease import Lease
 from layerstack.model.manifest import Manifest
-from layerstack.publish import draft_refs
+from layerstack.model.resolution import Choice
+from layerstack.publish import draft_refs, unresolved
 from layerstack.session.folder import CARRIED, SessionIdentity, make_folder
 from layerstack.session.rebase import rebase
 from layerstack.session.upper import Upper
@@ -38,6 +39,7 @@ def open_upper(stack: Stack, identity: SessionIdentity, version: int | None) -> 
     if identity.draft_id is not None:
         manifest, layer, lease = draft_refs.stand_on(stack, identity.draft_id, identity.lease_name)
         private.append(layer)
+        identity = identity._replace(unresolved=draft_refs.get(stack, identity.draft_id).unresolved)
     else:
         manifest, lease = stack.acquire_lease(identity.lease_name, version)
     try:
@@ -76,7 +78,7 @@ def make_upper(
     return Upper(stack, identity, manifest, chain, lease)
 
 
-def open_rebased(stack: Stack, identity: SessionIdentity) -> Upper:
+def open_rebased(stack: Stack, identity: SessionIdentity, choice: Choice | None) -> Upper:
     """Open a session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
     draft_id = identity.draft_id
     assert draft_id is not None
@@ -86,12 +88,16 @@ def open_rebased(stack: Stack, identity: SessionIdentity) -> Upper:
         try:
             with stack.staging.temporary_names() as new_name:
                 root = new_name("rebase")
-                carried = rebase(stack, base, work, head, root)
+                carried = rebase(stack, base, work, head, root, choice=choice)
+                now = stack.layers.chain(head, [] if carried.layer is None else [carried.layer])
+                left = unresolved.still(draft_refs.get(stack, draft_id).unresolved, now.find)
+                identity = identity._replace(unresolved=unresolved.joined(left, carried.marked))
                 if carried.layer is None:
                     upper = make_upper(stack, identity, head, lease, [])
                 else:
                     upper = make_upper(stack, identity, head, lease, [carried.layer], carried=root)
                 upper.notices = carried.notices
+                upper.resolved = carried.resolved
                 return upper
         except BaseException:
             stack.release(lease)

@@ -32,13 +32,14 @@ from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Notice
 from layerstack.model.lease import Lease, lease_names
 from layerstack.model.manifest import LayerId, Manifest
-from layerstack.publish import draft_refs, drafts
+from layerstack.model.resolution import Choice, Resolved, Unresolved
+from layerstack.publish import draft_refs, drafts, unresolved
 from layerstack.publish.commit import CommitUnsynced
 from layerstack.publish.drafts import Draft
 from layerstack.publish.outcome import Preview, Published
 from layerstack.publish.publish import Author, Work, preview, publish
 from layerstack.session.folder import SessionIdentity, make_folder
-from layerstack.session.rebase import Rebased, rebase
+from layerstack.session.rebase import Carried, Rebased, rebase
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.fileops import make_directory
@@ -92,6 +93,8 @@ class Upper:
         self._reported = 0  # number of `_dropped` that `rebase` has reported
         self.notices: tuple[Notice, ...] = ()
         """Notices of carried-over work; publish and preview report them before their own."""
+        self.resolved: tuple[Resolved, ...] = ()
+        """Conflicts that were resolved when the work came to its base, in byte order of paths."""
         self._number = int(identity.rebased)
         self._written: dict[str, int] = {}
         """Files that `note_written` was called for, with their times at that call."""
@@ -136,6 +139,11 @@ class Upper:
         The draft holds this work too.
         """
         return self._identity.rebased
+
+    @property
+    def unresolved(self) -> Unresolved:
+        """Paths whose files got conflict markers, with the lines of these; they may be edited away by now."""
+        return self._identity.unresolved
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -208,7 +216,7 @@ class Upper:
             self._set_aside()
             return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._stack.form)
 
-    def preview(self) -> Preview:
+    def preview(self, *, allow_unresolved: bool = False) -> Preview:
         """Compute the present result of `publish` by reading alone.
 
         The processes of a live session should be frozen for the call.
@@ -225,6 +233,7 @@ class Upper:
                 left_out, linked, _ = capture_tree(tree, self._base)
                 dropped += left_out
             self._split = split_links(tree, self._base, linked)
+            left = None if allow_unresolved else unresolved.refusal(self.unresolved, tree)
             found = preview(
                 stack,
                 tree,
@@ -234,6 +243,8 @@ class Upper:
                 leaving=self._leaving,
                 written=self._roles().written,
             )
+            if left is not None and found.would_publish:
+                found = found._replace(would_publish=False, refused=left)
             return found._replace(notices=self._notices(found.notices))
 
     def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
@@ -246,17 +257,21 @@ class Upper:
         )
         return tuple(dict.fromkeys(all_of_them))
 
-    def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
+    def publish(
+        self, *, owner: str, request_id: str, agent: str | None = None, allow_unresolved: bool = False
+    ) -> Published:
         """Publish everything since the base version as one layer. The upper ends; its lease is released.
 
+        Args:
+            allow_unresolved: publish files with the conflict markers that a rebase wrote, too.
         Returns:
             `no_op` when the session changed nothing, or nothing that the head does not have.
         Raises:
             PublishRejected: nothing was published. The work is now a pending layer under a new, empty upper:
                 `mount` gives the same view.
             CommitUnsynced: it is published; called again it only syncs.
-            LayerLimit, QuotaExceeded, OSError: nothing was published, nothing is lost; `mount` and `publish`
-                can be called again.
+            UnresolvedConflicts, LayerLimit, QuotaExceeded, OSError: nothing was published, nothing is lost;
+                `mount` and `publish` can be called again.
         """
         with self._lock:
             self._live()
@@ -267,7 +282,7 @@ class Upper:
             who = self._identity
             author = Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
             try:
-                published = self._publish(author)
+                published = self._publish(author, allow_unresolved)
             except PublishRejected:
                 with fsync.best_effort():  # what fails here is tried again by `mount`
                     self._set_aside()
@@ -278,23 +293,28 @@ class Upper:
                 raise
             return self._finish(published._replace(notices=self._notices(published.notices)))
 
-    def _publish(self, author: Author) -> Published:
+    def _publish(self, author: Author, allow_unresolved: bool) -> Published:
         stack = self._stack
         if (
             stack.quota.refusal(self.size_bytes, self._leaving) is not None
         ):  # before the capture: the session continues unchanged
-            refused = self.preview().refused
+            refused = self.preview(allow_unresolved=allow_unresolved).refused
             if refused is not None:
                 raise refused
         with self._work() as work:
             if not work.indexed.changes:
                 return Published(True, stack.head, None, 0, 0, (), work.dropped)
+            if self.unresolved and not allow_unresolved:
+                unresolved.check(self.unresolved, work.tree)
             return publish(stack, work, author)
 
-    def rebase(self) -> Rebased:
+    def rebase(self, choice: Choice | None = None) -> Rebased:
         """Carry the work over to the head, which becomes the base, with the changes since merged in.
 
         The session must be offline, as for `publish`.
+        Args:
+            choice: sides to take where both changed a path; None refuses every conflict. Files that get
+                conflict markers are in `unresolved` from then on.
         Returns:
             Equal versions when the base was the head already: nothing was done then.
         Raises:
@@ -312,7 +332,7 @@ class Upper:
                 if head.version == before:
                     stack.release(lease)
                     return Rebased(before, before, 0, 0)
-                updated, merged, notices = self._carry_over(head)
+                done, updated = self._carry_over(head, choice)
             except BaseException as error:
                 stack.release(lease)
                 if isinstance(error, PublishRejected):
@@ -321,16 +341,17 @@ class Upper:
                 raise
             left, self._lease = self._lease, lease
             stack.release(left)
-            self.notices += notices
-            notices += self._split
+            self.notices += done.notices
+            self.resolved = done.resolved
+            notices = done.notices + self._split
             dropped, self._reported = self._dropped[self._reported :], len(self._dropped)
-            return Rebased(before, head.version, updated, merged, notices, dropped)
+            return Rebased(before, head.version, updated, done.merged, notices, dropped, done.resolved)
 
-    def _carry_over(self, head: Manifest) -> tuple[int, int, tuple[Notice, ...]]:
+    def _carry_over(self, head: Manifest, choice: Choice | None) -> tuple[Carried, int]:
         """Exchange the session's folder for one on `head`.
 
         Returns:
-            The number of paths that changed to the head's state, the number of merged ones, the notices.
+            What was carried over, and the number of paths that changed to the head's state.
         """
 
         stack, who = self._stack, self._identity
@@ -342,15 +363,20 @@ class Upper:
             root = new_name("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
             ends = not self._chain.private  # else the work is flattened from layers that stay
-            done = rebase(stack, self._manifest, own, head, root, written=work.written, ends=ends)
+            done = rebase(
+                stack, self._manifest, own, head, root, written=work.written, ends=ends, choice=choice
+            )
             undo.callback(done.undo)
-            carried, merged, notices = done.layer, done.merged, done.notices
+            carried = done.layer
             private = [] if carried is None else [carried]
             overlay.check_count(len(head.layers) + len(private))
             chain = stack.layers.chain(head, private)
             seen = delta.count(stack.layers.chain(self._manifest, [own]), chain)
             number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
-            who = who._replace(rebased=who.draft_id is not None)
+            left = unresolved.still(self.unresolved, chain.find)
+            who = who._replace(
+                rebased=who.draft_id is not None, unresolved=unresolved.joined(left, done.marked)
+            )
             make_folder(
                 stack, who, head, chain, root if private else None, name=f"{number:04d}", replace=True
             )
@@ -359,7 +385,7 @@ class Upper:
             self._identity, self._manifest, self._number, self._state = who, head, number, UpperState.LIVE
             self._chain = stack.layers.chain(head, private)
             self._base = Chain(self._chain.published, self._chain.path_index, self._chain.form)
-        return seen - merged, merged, notices
+        return done, max(0, seen - done.merged - done.added)
 
     def to_draft(self, *, reason: str) -> Draft | None:
         """Keep the work as a draft and end the upper.
@@ -388,6 +414,7 @@ class Upper:
                         agent=who.agent,
                         reason=reason,
                         upper=who.token,
+                        unresolved=who.unresolved,
                     )
                     drafts.adopt(stack, draft)
             self._end()

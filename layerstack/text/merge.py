@@ -6,6 +6,7 @@ differently is a hunk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from layerstack.model.conflict import Hunk
@@ -16,15 +17,22 @@ _FAR = 1 << 60
 
 
 class Merged(NamedTuple):
-    """Clean: the text and no hunks. Conflict: None and every hunk, in order. Conflict markers are never
-    written.
+    """Clean: the text and no hunks. Conflict: every hunk, in order, and None or, where hunks are written, the
+    text.
     """
 
     content: bytes | None
     hunks: tuple[Hunk, ...]
 
 
-def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) -> Merged:
+def merge(
+    base: bytes,
+    ours: bytes,
+    theirs: bytes,
+    *,
+    adjacent: bool = False,
+    write_hunk: Callable[[bytes, bytes, bytes], bytes] | None = None,
+) -> Merged:
     """Merge two changed versions of `base`.
 
     Edits of both sides that overlap or touch are a hunk unless their text is equal over the whole group.
@@ -33,6 +41,8 @@ def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) ->
 
     Args:
         adjacent: edits that only touch are not a hunk, unless they begin at one line.
+        write_hunk: texts of a hunk in base, ours and theirs -> what the merged text has in their place. A
+            text that ends without a newline is the end of its file.
     Returns:
         Merged; a hunk's ranges are (first line, from 1; number of lines), and a range of 0 lines is before
             the line that it names.
@@ -83,11 +93,18 @@ def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) ->
             hunks.append(
                 Hunk((lo + 1, hi - lo), (our_lo + 1, our_hi - our_lo), (their_lo + 1, their_hi - their_lo))
             )
+            if write_hunk is not None:
+                texts = (
+                    base[base_at[lo] : base_at[hi]],
+                    ours[our_at[our_lo] : our_at[our_hi]],
+                    theirs[their_at[their_lo] : their_at[their_hi]],
+                )
+                out.append(write_hunk(*texts))
         done = hi
-    if hunks:
+    if hunks and write_hunk is None:
         return Merged(None, tuple(hunks))
     out.append(base[base_at[done] :])
-    return Merged(b"".join(out), ())
+    return Merged(b"".join(out), tuple(hunks))
 
 
 def _joins(region: Region, lo: int, hi: int, adjacent: bool) -> bool:

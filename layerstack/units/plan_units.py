@@ -4,7 +4,8 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Layer
@@ -33,14 +34,23 @@ def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
     return known[1]
 
 
+NONE: Mapping[tuple[str, str], str] = MappingProxyType({})
+
+
 def decided_units(
-    own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequence[Kind], sides: Callable[[], Sides]
+    own: Layer,
+    newer: Sequence[Layer],
+    base: Chain,
+    kinds: Sequence[Kind],
+    sides: Callable[[], Sides],
+    taken: Mapping[tuple[str, str], str] = NONE,
 ) -> list[Decided]:
     """Decide the units of which one side's publication would mix in a part.
 
     Args:
         own: the captured work.
         newer: the layers of the head since `base`.
+        taken: (kind's name, root) of units in conflict -> the side that they are taken from.
     Cost: a search of the names, once per layer; the rest only where a name may be that of a member.
     """
     named = named_in(own.index or {}, kinds).union(
@@ -49,7 +59,7 @@ def decided_units(
     if not named:
         return []
     found = [
-        decide(unit, _candidates(unit, own, newer, base), sides())
+        decide(unit, _candidates(unit, own, newer, base), sides(), taken.get((unit.kind.name, unit.root)))
         for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))
     ]
     return [one for one in found if one is not None]

@@ -364,8 +364,10 @@ def differs(x: State | None, y: State | None) -> bool:
     return x is not y if x is None or y is None else not same(x, y)
 
 
-def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
-    """Decide a unit; None: the decision table decides its members."""
+def decide(unit: Unit, at: Candidates, sides: Sides, named: str | None = None) -> Decided | None:
+    """Decide a unit; None: the decision table decides its members. `named`: the side, OURS or HEAD, that the
+    unit is taken from if it is a conflict otherwise.
+    """
     kind, root = unit
     if not kind.is_there(root, sides.trees):
         return None
@@ -401,7 +403,7 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
         return Decided(unit, whose, changed, frozenset(forced)) if forced else None
     if isinstance(kind, _Git):
         mixed = git_repository.united(root, own, other, unlike, *sides.trees)
-        return None if mixed else Decided(unit, CONFLICT, changed)
+        return None if mixed else _conflict(unit, changed, ours & unlike, theirs & unlike, named)
     there = [
         path
         for path in few or ()
@@ -412,4 +414,13 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
         return Decided(unit, HEAD, changed, frozenset(ours & unlike), True)
     if ignored:
         return Decided(unit, OURS, changed, frozenset(theirs & unlike), True)
-    return Decided(unit, CONFLICT, changed)
+    return _conflict(unit, changed, ours & unlike, theirs & unlike, named)
+
+
+def _conflict(
+    unit: Unit, changed: tuple[str, ...], ours: set[str], theirs: set[str], named: str | None
+) -> Decided:
+    """Make the unit a conflict, or that of the named side as a whole."""
+    if named is None:
+        return Decided(unit, CONFLICT, changed)
+    return Decided(unit, named, changed, frozenset(theirs if named == OURS else ours))
