@@ -290,6 +290,14 @@ def value_of(argument: Argument, text: str) -> Any:
         if not isinstance(value, list):
             raise usage_error(f"{label} must be a JSON array{_as_array(argument, text)}")
         return value  # type: ignore[no-any-return, unused-ignore]
+    if argument.kind == "json_object":
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise usage_error(f"{label} must be a JSON object: {error}") from None
+        if not isinstance(found, dict):
+            raise usage_error(f"{label} must be a JSON object")
+        return found  # type: ignore[no-any-return, unused-ignore]
     return text
 
 

@@ -373,7 +373,8 @@ def _session(args: Object, reply: Object) -> str:
         "no_egress": f" (own address {reply.get('address')}, no way out)",
     }
     about.append(f"network {reply.get('network_profile')}" + reach.get(str(reply.get("network")), ""))
-    return ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
+    text = ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
+    return "\n".join([text, *render_conflicts.resolved_rows(reply)])
 
 
 def _publish(args: Object, reply: Object) -> str:
@@ -452,7 +453,7 @@ def _preview(args: Object, reply: Object) -> str:
         )
     if reply.get("conflicts"):
         lines += render_conflicts.rejection(reply)
-    for key in ("notices", "dropped"):
+    for key in ("refused", "notices", "dropped"):
         if reply.get(key):
             lines.append(f"{key}: {compact(reply[key])}")
     if reply.get("next") is not None:
@@ -579,6 +580,7 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "publish_workspace_session": _publish,
     "destroy_workspace_session": _destroyed,
     "preview_publish": _preview,
+    "rebase_workspace_session": lambda _, reply: render_conflicts.resolved(reply),
     "list_workspace_sessions": _sessions,
     "list_commands": _table(
         "commands",

@@ -4,11 +4,13 @@ to do next.
 
 from __future__ import annotations
 
-from eos_mcp.mcp.json_values import Object, is_object, items, rows
+from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
 
 SHOWN = 20
 HUNKS = 5
 MEMBERS = 8
+TEXTS = 2000
+"""Characters of the texts of all hunks."""
 
 
 def rejection(found: Object) -> list[str]:
@@ -22,39 +24,72 @@ def rejection(found: Object) -> list[str]:
         f"{count} conflict{'s' if count != 1 else ''}; base is what you started from, theirs is "
         f"published now:"
     ]
+    left = [TEXTS]
     for conflict in conflicts[:SHOWN]:
-        lines += _conflict(conflict)
+        lines += _conflict(conflict, left)
     if count > SHOWN or found.get("conflicts_truncated"):
-        lines.append(f"(and {count - min(SHOWN, len(conflicts))} more, by preview_publish)")
+        lines.append(f"(and {count - min(SHOWN, len(conflicts))} more)")
     return lines
 
 
 def next_step(around: Object) -> str:
     """Next step after a rejection; `around` is the error's details or the result that contains it."""
-    redo = (
-        "redo the listed paths on the newest version (file_read without a session shows it; file_edit "
-        "without a session, or a new session, changes it)"
-    )
     draft, session = around.get("draft_id"), around.get("workspace_session_id")
+    call = "rebase_workspace_session" if session and not draft else "create_workspace_session"
+    given = {"draft_id": draft} if draft else {"workspace_session_id": session}
+    if not draft and not session:
+        return "next: nothing has changed; preview_publish shows the conflicts"
+    if not _conflicts(around):
+        if draft:
+            return f"next: {call} {compact(given)} opens the work, publish_workspace_session publishes it"
+        return f"next: nothing is lost, session {session} stays open"
     units = _units(around)
-    only_units = bool(units) and all(conflict.get("class") == "unit" for conflict in _conflicts(around))
-    if units:
-        redo = "; ".join(units if only_units else [*units, redo])
-    if draft:
-        return (
-            f"next: {redo}; your version is readable in create_workspace_session draft_id={draft}; the "
-            f"draft may stay (discard_draft deletes it)"
+    lines = [
+        f"next: {call} {compact({**given, 'on_conflict': 'markers'})} - brings all of the work to the newest "
+        f"version, nothing of either side is lost: texts get conflict markers, of other files it takes yours "
+        f"and keeps theirs as PATH.theirs (on_conflict ours or theirs, or paths, takes a side). Edit the "
+        f"markers away, then publish_workspace_session."
+    ]
+    return "\n".join([*lines, *(f"  or {unit}" for unit in units)])
+
+
+def resolved(reply: Object) -> str:
+    """Text of the answer of a rebase, or of the resolved conflicts of a draft that was opened."""
+    found = rows(reply.get("conflicts"))
+    lines = [
+        f"rebased from version {reply.get('from_version')} to {reply.get('to_version')}: "
+        f"{reply.get('updated')} paths updated, {reply.get('merged')} merged"
+    ]
+    lines += resolved_rows(reply)
+    if reply.get("notices"):
+        lines.append(f"notices: {compact(reply['notices'])}")
+    if reply.get("dropped"):
+        lines.append(f"skipped: {compact(reply['dropped'])}")
+    if reply.get("address"):
+        lines.append(f"address: {reply['address']}")
+    if not found:
+        lines.append("no conflicts")
+    return "\n".join(lines)
+
+
+def resolved_rows(reply: Object) -> list[str]:
+    """Lines for conflicts that were resolved, and what to do about markers."""
+    found = rows(reply.get("conflicts"))
+    lines: list[str] = []
+    for row in found[:SHOWN]:
+        kept = f", the other side is {row.get('kept_as')}" if row.get("kept_as") else ""
+        why = f" ({row.get('why')})" if row.get("why") else ""
+        what = "conflict markers" if row.get("resolution") == "markers" else f"{row.get('resolution')} taken"
+        lines.append(f"- {row.get('path')} [{row.get('class')}]: {what}{why}{kept}")
+    count = reply.get("conflict_count", len(found))
+    if isinstance(count, int) and count > len(found[:SHOWN]):
+        lines.append(f"(and {count - len(found[:SHOWN])} more)")
+    if any(row.get("resolution") == "markers" for row in found):
+        lines.append(
+            "next: edit the conflict markers away (<<<<<<< ours, ||||||| base, =======, >>>>>>> theirs), "
+            "then publish_workspace_session"
         )
-    if session and around.get("stage") == "rebase" and only_units:
-        return f"next: nothing has happened to session {session}; {redo}"
-    if session and around.get("stage") == "rebase":
-        return (
-            f"next: nothing has happened to session {session}; undo its changes of those lines or paths "
-            f"(file_read without a session shows theirs) and rebase again, or {redo}"
-        )
-    if session:
-        return f"next: nothing is lost, session {session} stays open; {redo}; then destroy_workspace_session"
-    return f"next: {redo}"
+    return lines
 
 
 def _conflicts(around: Object) -> list[Object]:
@@ -63,12 +98,12 @@ def _conflicts(around: Object) -> list[Object]:
 
 
 def _units(around: Object) -> list[str]:
-    """Next step for each unit that both sides changed: its files must be redone together."""
+    """Other way for each unit that both sides changed: its files belong together."""
     units = [(conflict.get("path"), conflict.get("unit")) for conflict in _conflicts(around)]
     return [f"{path}: {unit.get('hint')}" for path, unit in units if is_object(unit)]
 
 
-def _conflict(conflict: Object) -> list[str]:
+def _conflict(conflict: Object, left: list[int]) -> list[str]:
     states = "; ".join(f"{name} {_state(conflict.get(name))}" for name in ("base", "ours", "theirs"))
     lines = [f"- {conflict.get('path')} [{conflict.get('class')}]: {states}"]
     unit = conflict.get("unit")
@@ -87,13 +122,36 @@ def _conflict(conflict: Object) -> list[str]:
         who = layer.get("agent") or layer.get("owner") or "somebody"
         lines.append(f"  theirs: version {layer.get('manifest_version')} ({layer.get('layer_id')}) by {who}")
     hunks = rows(conflict.get("hunks"))
-    lines += [
-        f"  lines: {', '.join(f'{name} {_span(hunk.get(name))}' for name in ('base', 'ours', 'theirs'))}"
-        for hunk in hunks[:HUNKS]
-    ]
+    for hunk in hunks[:HUNKS]:
+        spans = ", ".join(f"{name} {_span(hunk.get(name))}" for name in ("base", "ours", "theirs"))
+        lines.append(f"  lines: {spans}")
+        lines += _texts(hunk, left)
     if len(hunks) > HUNKS or conflict.get("hunks_truncated"):
         lines.append("  (more lines)")
     return lines
+
+
+def _texts(hunk: Object, left: list[int]) -> list[str]:
+    """Lines of the three texts of a hunk; `left` has the number of characters that may still be shown."""
+    lines: list[str] = []
+    for name in ("base", "ours", "theirs"):
+        text = hunk.get(f"{name}_text")
+        if not isinstance(text, str):
+            continue
+        if left[0] <= 0:
+            return [*lines, "    [texts cut]"] if left[0] == 0 and _end(left) else lines
+        shown = text[: left[0]]
+        left[0] -= len(shown)
+        body = shown.rstrip("\n").replace("\n", "\n      ")
+        cut = " [cut]" if len(shown) < len(text) or hunk.get("text_truncated") else ""
+        lines.append(f"    {name}:\n      {body}{cut}" if shown else f"    {name}: nothing")
+    return lines
+
+
+def _end(left: list[int]) -> bool:
+    """Note that the texts end here, said once."""
+    left[0] = -1
+    return True
 
 
 def _state(state: object) -> str:

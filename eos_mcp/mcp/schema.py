@@ -15,6 +15,7 @@ _TYPES = {
     "integer": "integer",
     "float": "number",
     "json_array": "array",
+    "json_object": "object",
     "boolean": "boolean",
 }
 _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
@@ -90,6 +91,8 @@ def _property(argument: Argument) -> dict[str, Any]:
         schema["enum"] = list(argument.choices)
     if argument.kind == "json_array":
         schema["items"] = argument.items if argument.items is not None else {"type": "string"}
+    if argument.kind == "json_object":
+        schema["additionalProperties"] = argument.items if argument.items is not None else True
     if argument.kind in ("integer", "float"):
         minimum = (
             argument.minimum if argument.minimum is not None else 0 if argument.kind == "integer" else None

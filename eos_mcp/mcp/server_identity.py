@@ -37,8 +37,8 @@ A sandbox holds a project as immutable layers. Sessions are private writable vie
 - One-off: exec_command without workspace_session_id publishes what the command changed when it ends; file_write and file_edit publish at once.
 - Several steps: create_workspace_session, pass its id to exec_command and file_*; its changes stay private until publish_workspace_session.
 - status "running": go on with read_command_lines or write_command_stdin and command_session_id. No output is lost.
-- A rejected publish changes nothing and loses nothing: the result lists each conflict. Redo all your changes on the newest version (file_edit \
-without a session, or a new session), then drop the old session; the draft that a one-off command left may stay.\
+- A rejected publish changes nothing and loses nothing: the result lists each conflict and names the call that resolves it: \
+rebase_workspace_session, or create_workspace_session for the draft of a one-off command, with on_conflict. Edit conflict markers away, publish again.\
 """  # noqa: E501
 
 _PLACE = (

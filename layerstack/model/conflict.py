@@ -8,6 +8,8 @@ import base64
 import os
 from typing import Any, NamedTuple
 
+HUNK_TEXT_MAX = 1000
+"""Characters of one side's text in a hunk."""
 MEMBERS_SHOWN = 50
 """Members of a unit that one conflict lists."""
 
@@ -67,9 +69,24 @@ class Hunk(NamedTuple):
     base: tuple[int, int]
     ours: tuple[int, int]
     theirs: tuple[int, int]
+    texts: tuple[str, str, str] | None = None
+    """Texts of base, ours and theirs, of at most HUNK_TEXT_MAX characters each; None beyond a limit for all
+    of them.
+    """
 
-    def to_json(self) -> dict[str, list[int]]:
-        return {"base": list(self.base), "ours": list(self.ours), "theirs": list(self.theirs)}
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "base": list(self.base),
+            "ours": list(self.ours),
+            "theirs": list(self.theirs),
+        }
+        if self.texts is not None:
+            found["base_text"], found["ours_text"], found["theirs_text"] = (
+                text[:HUNK_TEXT_MAX] for text in self.texts
+            )
+            if any(len(text) > HUNK_TEXT_MAX for text in self.texts):
+                found["text_truncated"] = True
+        return found
 
 
 class TheirsLayer(NamedTuple):
@@ -112,8 +129,8 @@ class TornUnit(NamedTuple):
         """Text that says how to resolve it. No single file of the unit is to be redone alone."""
         if self.name != "git":
             return (
-                "make your changes again in a new session, with the program that wrote them; yours stay "
-                "readable where they are"
+                "rebase with on_conflict: one side's is taken as a whole, the other one is kept beside it; "
+                "make its changes there with the program that wrote them"
             )
         span = "--root HEAD" if self.base_commit is None else f"{self.base_commit}.."
         return (

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from layerstack.layers.index import Layer
 from layerstack.layers.renames import Renames
-from layerstack.model.conflict import Conflict, Hunk, Notice, Renamed, TheirsLayer, TornUnit
+from layerstack.model.conflict import HUNK_TEXT_MAX, Conflict, Hunk, Notice, Renamed, TheirsLayer, TornUnit
 from layerstack.model.paths import ancestors, byte_order
 from layerstack.publish.edits import Edit
 from layerstack.publish.three_trees import Trees
-from layerstack.tree.state import WHITEOUT, fingerprint
+from layerstack.text.lines import lines_at, numbering, scan_lines
+from layerstack.tree.state import FILE, WHITEOUT, fingerprint
 from layerstack.units.git_repository import commit_of
 from layerstack.units.plan_units import unit_at
 from layerstack.units.units import CONFLICT, HEAD, OURS, Decided, Kind, Unit, differs, held_by
@@ -21,6 +22,8 @@ NOTICE_LIMIT = 100
 RENAMES_MAX = 100
 """Paths that both sides removed about which it is looked where they went."""
 UNIT = "unit"
+TEXTS_MAX = 32 * 1024
+"""Characters of the texts of all hunks; the hunks of further conflicts have none."""
 HUNK_LIMIT = 100
 """Hunks named per conflict; more are cut and said to be."""
 
@@ -62,9 +65,14 @@ class Report:
     def conflicts(self) -> tuple[Conflict, ...]:
         """All of them, in byte order of paths."""
         listed: list[Conflict] = []
+        left = TEXTS_MAX
         conflicts, torn = self._with_units()
         for path in sorted(conflicts):
             kind, hunks = conflicts[path]
+            hunks = hunks[: HUNK_LIMIT + 1]
+            if hunks and left > 0:
+                hunks = self._with_texts(path, hunks, left)
+                left -= sum(len(text) for hunk in hunks for text in hunk.texts or ())
             if kind == "parent" and any(a in conflicts for a in ancestors(path)):
                 self.below.append(path)  # one conflict per lost subtree
                 continue
@@ -89,6 +97,23 @@ class Report:
             )
         listed.sort(key=lambda c: c.path.encode("utf-8", "surrogateescape"))
         return tuple(listed)
+
+    def _with_texts(self, path: str, hunks: tuple[Hunk, ...], limit: int) -> tuple[Hunk, ...]:
+        """Give the hunks of a file their texts, as long as these have less than `limit` characters."""
+        trees, found = self._trees, list[Hunk]()
+        states = (trees.base.find(path), trees.shown.find(path), trees.head.find(path))
+        texts = [b"" if state is None or state.kind != FILE else state.data() for state in states]
+        starts = [scan_lines(text, numbering())[1] for text in texts]
+        for hunk in hunks:
+            if limit > 0:
+                base, ours, theirs = (
+                    lines_at(text, at, *span, 4 * HUNK_TEXT_MAX + 1)[: HUNK_TEXT_MAX + 1]
+                    for text, at, span in zip(texts, starts, hunk[:3], strict=True)
+                )
+                hunk = hunk._replace(texts=(base, ours, theirs))
+                limit -= len(base) + len(ours) + len(theirs)
+            found.append(hunk)
+        return tuple(found)
 
     def notices(self) -> tuple[Notice, ...]:
         """List the notices: decisions other than conflicts."""

@@ -107,7 +107,7 @@ def _left(state: State, lines: Collection[str]) -> list[int]:
 
 
 def _files_in(tree: Tree, folder: str) -> frozenset[str]:
-    """List the names of the files in a directory of the layer; none if it is no directory."""
+    """List the names of the files in a directory of the layer; of any other path, nothing."""
     try:
         return frozenset(name for name, kind in tree.scan(folder) if kind == FILE)
     except (FileNotFoundError, NotADirectoryError):

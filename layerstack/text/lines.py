@@ -73,6 +73,13 @@ def scan_lines(data: bytes, ids: defaultdict[bytes, int]) -> tuple[array[int], a
     return numbers, starts
 
 
+def lines_at(data: bytes, starts: Sequence[int], first: int, count: int, limit: int) -> str:
+    """Give `count` lines from number `first` (from 1) on as text, cut after `limit` bytes."""
+    at = starts[min(first - 1, len(starts) - 1)]
+    end = starts[min(first - 1 + count, len(starts) - 1)]
+    return data[at : min(end, at + limit)].decode("utf-8", "replace")
+
+
 def _pieces(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
     """Give (offset, lines without their newline) of a text, piece by piece."""
     at, size = 0, len(data)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -264,3 +265,65 @@ def test_a_raw_client_that_half_closes_or_leaves_cancels_nothing(place: Place) -
             assert use(wire, "file_read", path=f"left-{name}").structure["content"] == "went on"
             if name == "half":
                 assert json.loads(raw.makefile("rb").readline())["status"] == "ok"
+
+
+NEXT_CALL = re.compile(r"^next: (\w+) (\{.*?\})", re.MULTILINE)
+
+
+def follow(wire: Wire, text: str) -> Answer:
+    """Make the call that a text names as the next step, as it stands there."""
+    found = NEXT_CALL.search(text)
+    assert found is not None, text
+    done = use(wire, found[1], **json.loads(found[2]))
+    assert not done.is_error, done.text
+    return done
+
+
+def test_the_call_that_a_rejection_names_loses_nothing(place: Place) -> None:
+    with place.server() as wire:
+        use(wire, "file_write", path="calc.py", content="def add(a, b):\n    return a\n")
+        session = use(wire, "create_workspace_session", agent="alice").structure["workspace_session_id"]
+        inside = {"workspace_session_id": session}
+        use(wire, "file_write", path="calc.py", content="def add(a, b):\n    return a + b\n", **inside)
+        use(wire, "file_write", path="NEW.md", content="mine\n", **inside)
+        use(wire, "file_write", path="calc.py", content="def add(a, b):\n    return b + a\n", agent="bob")
+        refused = use(wire, "publish_workspace_session", **inside)
+        assert refused.is_error
+        for said in ("return a + b", "return b + a", "base:\n          return a"):
+            assert said in refused.text, refused.text
+        done = follow(wire, refused.text)
+        assert "calc.py [content]: conflict markers" in done.text
+        shown = use(wire, "file_read", path="calc.py", **inside).text
+        assert "<<<<<<< alice" in shown and ">>>>>>> bob, version" in shown
+        early = use(wire, "publish_workspace_session", **inside)
+        assert early.is_error and early.structure["error"]["details"]["reason"] == "unresolved_conflicts"
+        use(wire, "file_write", path="calc.py", content="def add(a, b):\n    return sum((a, b))\n", **inside)
+        published = use(wire, "publish_workspace_session", **inside)
+        assert not published.is_error, published.text
+        assert "sum" in use(wire, "file_read", path="calc.py").text
+        assert "mine" in use(wire, "file_read", path="NEW.md").text
+
+
+def test_the_call_that_a_rejected_command_names_loses_nothing(place: Place) -> None:
+    with place.server() as wire:
+        use(wire, "file_write", path="both", content="base\n")
+        begun = use(
+            wire,
+            "exec_command",
+            cmd="echo mine > both; echo more > beside; read line",
+            yield_time_ms=0,
+            agent="alice",
+        ).structure["command_session_id"]
+        use(wire, "file_write", path="both", content="theirs\n", agent="bob")
+        use(wire, "write_command_stdin", command_session_id=begun, stdin="\n", yield_time_ms=0)
+        ended = use(wire, "wait_command", command_session_id=begun, timeout_ms=60_000)
+        assert ended.structure["publish_rejected"] and "create_workspace_session" in ended.structure["hint"]
+        opened = follow(wire, ended.text)
+        assert "both [content]: conflict markers" in opened.text
+        inside = {"workspace_session_id": opened.structure["workspace_session_id"]}
+        assert "mine\n" in use(wire, "file_read", path="both", **inside).text
+        use(wire, "file_write", path="both", content="mine and theirs\n", **inside)
+        assert not use(wire, "publish_workspace_session", **inside).is_error
+        assert "more" in use(wire, "file_read", path="beside").text
+        drafts = use(wire, "list_drafts").structure["drafts"]
+        assert ended.structure["draft_id"] not in [row["draft_id"] for row in drafts]

@@ -212,3 +212,66 @@ def test_a_session_on_a_draft_tells_all_of_its_work_as_discarded_and_leaves_the_
     gone = agent.call("destroy_workspace_session", workspace_session_id=session)
     assert gone["discarded"]["paths"] == ["kept", "late"]
     assert [row["draft_id"] for row in agent.call("list_drafts")["drafts"]] == [draft]
+
+
+def in_conflict(agent: Agent, **args: Any) -> str:
+    """A session whose text and whose other files the head has changed too."""
+    session = opened(agent, **args)
+    agent.call("file_write", path="sub/new", content="mine\n", workspace_session_id=session)
+    agent.call("file_write", path="twenty", content=TEXT.replace("line 3\n", "tres\n"), agent="bob")
+    agent.call("file_write", path="sub/new", content="a\0b", agent="bob")
+    return session
+
+
+def test_conflicts_are_resolved_as_asked_and_the_session_goes_on(agent: Agent) -> None:
+    session = in_conflict(agent)
+    done = agent.call(
+        "rebase_workspace_session",
+        workspace_session_id=session,
+        on_conflict="markers",
+        paths={"sub": "theirs"},
+    )
+    assert done["conflict_count"] == 2
+    assert [(row["path"], row["resolution"], row.get("kept_as")) for row in done["conflicts"]] == [
+        ("sub/new", "theirs", "sub/new.ours"),
+        ("twenty", "markers", None),
+    ]
+    read = agent.call("exec_command", cmd="cat sub/new.ours; head -9 twenty", workspace_session_id=session)
+    assert read["output"].startswith("mine\nline 1\nline 2\n<<<<<<< carol\nthree\n||||||| base version ")
+    with pytest.raises(Failed) as caught:
+        agent.call("publish_workspace_session", workspace_session_id=session)
+    assert (caught.value.reason, caught.value.details["session_retained"]) == ("unresolved_conflicts", True)
+    assert [row["path"] for row in caught.value.details["paths"]] == ["twenty"]
+    refused = agent.call("preview_publish", workspace_session_id=session)["refused"]
+    assert refused["reason"] == "unresolved_conflicts"
+    published = agent.call("publish_workspace_session", workspace_session_id=session, allow_unresolved=True)
+    assert published["publish"]["no_op"] is False
+
+
+def test_sides_that_are_none_are_refused(agent: Agent) -> None:
+    session = in_conflict(agent)
+    for paths, reason in (
+        ({"twenty": "mine"}, "bad_choice"),
+        ({"twenty": "refuse"}, "bad_choice"),
+        ({"../x": "ours"}, "invalid_path"),
+        ({"twenty": 1}, "bad_choice"),
+        (["twenty"], "wrong_type"),
+        ({f"p{n}": "ours" for n in range(10_001)}, "too_long"),
+    ):
+        with pytest.raises(Failed) as caught:
+            agent.call("rebase_workspace_session", workspace_session_id=session, paths=paths)
+        assert (caught.value.kind, caught.value.reason) == ("invalid_request", reason), paths
+    with pytest.raises(Failed) as caught:
+        agent.call("create_workspace_session", on_conflict="markers")
+    assert caught.value.reason == "missing_argument"
+
+
+def test_hunks_have_the_texts_of_all_sides(agent: Agent) -> None:
+    session = in_conflict(agent)
+    (conflict,) = (
+        row
+        for row in refused(agent, session).details["publish_rejection"]["conflicts"]
+        if row["path"] == "twenty"
+    )
+    (hunk,) = conflict["hunks"]
+    assert (hunk["base_text"], hunk["ours_text"], hunk["theirs_text"]) == ("line 3\n", "three\n", "tres\n")

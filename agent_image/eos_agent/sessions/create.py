@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from eos_agent.base import telemetry
 from eos_agent.base.errors import operation_error
 from eos_agent.handles.init_handle import InitHandle
+from eos_agent.sessions.refusal import draft_hint
 from eos_agent.wire.protocol import SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.zygote.specs import SessionSpec
 from layerstack.errors import PublishRejected
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from eos_agent.base.capture_pool import Captures
     from eos_agent.base.pool import Pool
     from eos_agent.handles.zygote_handle import ZygoteHandle
+    from layerstack.model.resolution import Choice
     from layerstack.session.upper import Upper
     from layerstack.store import Store
 
@@ -44,6 +46,7 @@ class SessionMaker(NamedTuple):
         draft_id: str | None,
         draft_base: str,
         version: int | None,
+        choice: Choice | None = None,
     ) -> tuple[Upper, InitHandle]:
         """Make upperdir, mount and init. When one of them fails, what was made before it is removed."""
 
@@ -56,6 +59,7 @@ class SessionMaker(NamedTuple):
                 version=version,
                 draft_id=draft_id,
                 draft_base=draft_base,
+                choice=choice,
             )
             try:
                 return upper, upper.mount()
@@ -72,7 +76,7 @@ class SessionMaker(NamedTuple):
                 )
             except PublishRejected as error:
                 refused = operation_error(error)
-                hint = "draft_base own opens it as it was; redo its work on the newest version"
+                hint = f"{draft_hint(draft_id or '')}; draft_base own opens it as it was"
                 message = f"draft {draft_id} cannot be carried over to the head: {error.message}"
                 raise OperationError(
                     refused.kind, message, {**refused.details, "draft_id": draft_id, "hint": hint}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import log, telemetry
 from eos_agent.base.errors import operation_error, quota_hint
 from eos_agent.base.publication import publish_json, rejection_of
 from eos_agent.sessions.interruption import FAILED, INTERRUPTED, Unfinished
+from eos_agent.sessions.refusal import draft_hint
 from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
 from layerstack.model.conflict import path_json
 from layerstack.publish.commit import CommitUnsynced
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 HINT = (
     "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
-    "redo them on the newest version, then discard_draft"
+    "publish_workspace_session publishes them"
 )
 CAPTURE_CANCELLED = Unfinished(INTERRUPTED, "the request was cancelled before its work was published")
 ENDED_IN_ORDER = frozenset(
@@ -28,7 +30,15 @@ ENDED_IN_ORDER = frozenset(
 )  # drafts of sessions that ended in good order
 
 
-def commit(store: Store, upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
+def commit(
+    store: Store,
+    upper: Upper,
+    *,
+    owner: str,
+    request_id: str,
+    agent: str | None,
+    allow_unresolved: bool = False,
+) -> Published:
     """Publish; when only the last fsync failed, once more.
 
     Raises:
@@ -36,7 +46,13 @@ def commit(store: Store, upper: Upper, *, owner: str, request_id: str, agent: st
     """
     with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
         try:
-            published = store.publish(upper, owner=owner, request_id=request_id, agent=agent)
+            published = store.publish(
+                upper,
+                owner=owner,
+                request_id=request_id,
+                agent=agent,
+                allow_unresolved=allow_unresolved,
+            )
         except CommitUnsynced as error:
             log.failure("publish_unsynced", error)
             published = store.publish(upper, owner=owner, request_id=request_id, agent=agent)
@@ -57,13 +73,13 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     upper = session.upper
     if session.unfinished is not None:
         return _refused(session, session.unfinished)
-    hint = HINT
+    hint: str | Callable[[str], str] = HINT
     try:
         published = commit(
             store, upper, owner=session.owner, request_id=session.request_id, agent=session.agent
         )
     except PublishRejected as error:
-        reason, refused = error.reason, rejection_of(error)
+        reason, refused, hint = error.reason, rejection_of(error), draft_hint
         telemetry.event(
             "workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts)
         )
@@ -118,13 +134,16 @@ def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
     return {**found, **kept}
 
 
-def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:
+def _kept(session: Session, reason: str, hint: str | Callable[[str], str]) -> dict[str, Any]:
     draft = session.upper.to_draft(reason=reason)
     left_out = (
         {"dropped": [path_json(path) for path in session.upper.dropped]} if session.upper.dropped else {}
     )
     found: dict[str, Any] = {"publish": {"published": False, "no_op": False, **left_out}}
-    return found if draft is None else {**found, "draft_id": draft.draft_id, "hint": hint}
+    if draft is None:
+        return found
+    said = hint if isinstance(hint, str) else hint(draft.draft_id)
+    return {**found, "draft_id": draft.draft_id, "hint": said}
 
 
 def finalization_failed(error: Exception, hint: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from eos_agent.base.publication import preview_json, publish_json, rejection
 from eos_agent.sessions import disk_space
 from eos_agent.sessions.finalize import commit
 from eos_agent.sessions.look_back import cursor
-from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
+from eos_agent.sessions.refusal import RefusedOperation, rebase_hint, refusal, rejected
 from eos_agent.sessions.session import EXPLICIT, Session, check_grace
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from layerstack.publish.commit import CommitUnsynced
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     from layerstack.session.upper import Upper
 
 SESSION_BUSY = "session_busy"
-PUBLISH = RefusedOperation(
-    "publish",
-    "redo all changes of this session on the newest version in a new session, publish that, then destroy "
-    "this one",
-)
+PUBLISH = RefusedOperation("publish", rebase_hint)
 KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all that lives in the session"
 
 
@@ -59,7 +55,9 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         if keep_open:
             await check_idle(session, "publish and keep open", hint=KEEP_OPEN_HINT)
         with telemetry.span("workspace_session.capture_changes", preview=True):
-            size = await _preview_frozen(sessions, session, request_id)
+            size = await _preview_frozen(
+                sessions, session, request_id, allow_unresolved=args["allow_unresolved"]
+            )
         session.ending = True
         session.state = "finalizing"
         await session.init.end(sessions.grace_s, thaw=True)
@@ -71,7 +69,12 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             ):
                 published = await sessions.captures.run(
                     lambda: commit(
-                        sessions.store, upper, owner=session.owner, request_id=request_id, agent=session.agent
+                        sessions.store,
+                        upper,
+                        owner=session.owner,
+                        request_id=request_id,
+                        agent=session.agent,
+                        allow_unresolved=args["allow_unresolved"],
                     ),
                     request_id=request_id,
                 )
@@ -175,7 +178,9 @@ async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
     return preview_json(found, start)
 
 
-async def _preview_frozen(sessions: Sessions, session: Session, request_id: str) -> int:
+async def _preview_frozen(
+    sessions: Sessions, session: Session, request_id: str, *, allow_unresolved: bool
+) -> int:
     """Freeze and preview. Returns the size, with the processes frozen; raises the rejection with the session
     as it was.
     """
@@ -183,7 +188,8 @@ async def _preview_frozen(sessions: Sessions, session: Session, request_id: str)
     good = False
     try:
         found, size = await sessions.captures.run(
-            lambda: (_preview(sessions, session), session.upper.size_bytes()), request_id=request_id
+            lambda: (_preview(sessions, session, allow_unresolved), session.upper.size_bytes()),
+            request_id=request_id,
         )
         if found.conflicts:
             raise rejected(sessions, session, rejection(found.conflicts), PUBLISH, retained=True)
@@ -200,13 +206,13 @@ async def _preview_frozen(sessions: Sessions, session: Session, request_id: str)
             await session.init.thaw()
 
 
-def _preview(sessions: Sessions, session: Session) -> Preview:
+def _preview(sessions: Sessions, session: Session, allow_unresolved: bool) -> Preview:
     """Preview before a publish; squash first when the work would be refused otherwise and the policy allows
     it.
     """
-    found = session.upper.preview()
+    found = session.upper.preview(allow_unresolved=allow_unresolved)
     if found.refused is not None and sessions.store.auto_squash.squash_for(found.refused.reason):
-        found = session.upper.preview()
+        found = session.upper.preview(allow_unresolved=allow_unresolved)
     if found.would_publish and not found.no_op:
         disk_space.check(sessions.store, found.source_count + found.ignored_count)
     return found

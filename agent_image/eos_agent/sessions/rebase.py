@@ -8,23 +8,24 @@ from eos_agent.base import telemetry
 from eos_agent.base.publication import left_out, rejection
 from eos_agent.sessions import disk_space
 from eos_agent.sessions.publish import SESSION_BUSY, check_idle, go_on
-from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
+from eos_agent.sessions.refusal import RefusedOperation, rebase_hint, refusal, rejected
+from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from layerstack.model.resolution import REFUSE, Choice
 from layerstack.session.rebase import Rebased
 
 if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 BUSY_HINT = "end them first: the rebased session starts with a new init"
-REBASE = RefusedOperation(
-    "rebase", "undo those paths in the session and try again, or redo its work in a new one"
-)
+REBASE = RefusedOperation("rebase", rebase_hint)
 
 
 async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Preview; with conflicts nothing changes. Else init ends and with it the overlay, the work is carried
-    over, and a new init starts on the new view, with a new /tmp and, if isolated, a new address.
+    """Preview; with conflicts nothing changes, unless the request names sides for them. Else init ends and
+    with it the overlay, the work is carried over, and a new init starts on the new view, with a new /tmp and,
+    if isolated, a new address.
 
     Raises:
         OperationError: operation_failed: source_conflict with every conflict, session_busy, or what the disk
@@ -38,18 +39,21 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
             raise OperationError(
                 OPERATION_FAILED, message, {"workspace_session_id": session_id}, reason="implicit_session"
             )
+        choice = choice_of(args, session.agent or session.id, sessions.settings.workspace_root)
         version = session.upper.snapshot.version
         if version == sessions.store.head.version:
             return _rebased_json(Rebased(version, version, 0, 0), session)
         await session.await_commands(0, "rebase", reason=SESSION_BUSY)
         await check_idle(session, "rebase", hint=BUSY_HINT)
-        await _check_conflicts(sessions, session, request_id)
+        await _check_conflicts(sessions, session, request_id, choice)
         session.ending = True
         session.state = "finalizing"
         with telemetry.span("workspace_session.remount", workspace_session_id=session_id):
             await session.init.end(sessions.grace_s)
             try:
-                done = await sessions.captures.run(session.upper.rebase, request_id=request_id)
+                done = await sessions.captures.run(
+                    lambda: session.upper.rebase(choice), request_id=request_id
+                )
             except Exception as error:
                 retained = await go_on(sessions, session)
                 raise refusal(sessions, session, error, REBASE, retained=retained, restarted=True) from error
@@ -66,11 +70,14 @@ def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:
         "updated": done.updated,
         "merged": done.merged,
     }
+    found |= resolved_json(done.resolved)
     return found | left_out(done) | ({} if address is None else {"address": address})
 
 
-async def _check_conflicts(sessions: Sessions, session: Session, request_id: str) -> None:
-    """Raise the rejection if there are conflicts; the session continues in either case."""
+async def _check_conflicts(
+    sessions: Sessions, session: Session, request_id: str, choice: Choice | None
+) -> None:
+    """Raise the rejection if there are conflicts that are refused; the session continues in either case."""
     await session.init.freeze()
     try:
         found = await sessions.captures.run(session.upper.preview, request_id=request_id)
@@ -81,7 +88,9 @@ async def _check_conflicts(sessions: Sessions, session: Session, request_id: str
         raise refusal(sessions, session, error, REBASE, retained=True) from error
     finally:
         await session.init.thaw()
-    if found.conflicts:
+    if found.conflicts and (
+        choice is None or any(choice.side(one.path) == REFUSE for one in found.conflicts)
+    ):
         raise rejected(sessions, session, rejection(found.conflicts), REBASE, retained=True)
 
 

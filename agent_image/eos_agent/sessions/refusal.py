@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eos_agent.base import log
@@ -18,11 +20,29 @@ if TYPE_CHECKING:
 
 class RefusedOperation(NamedTuple):
     """The operation that was tried: its name in messages and `stage`, and the hint of a rejection that left
-    the session open.
+    the session open, by the session's id.
     """
 
     name: str
-    hint: str
+    hint: Callable[[str], str]
+
+
+def rebase_hint(session_id: str) -> str:
+    """Say how a session that is in conflict with the head is resolved."""
+    call = json.dumps({"workspace_session_id": session_id, "on_conflict": "markers"})
+    return (
+        f"call rebase_workspace_session {call}: the session comes to the newest version with all its work, "
+        f"texts in conflict get conflict markers; edit these, then publish_workspace_session"
+    )
+
+
+def draft_hint(draft_id: str) -> str:
+    """Say how a draft that is in conflict with the head is resolved."""
+    call = json.dumps({"draft_id": draft_id, "on_conflict": "markers"})
+    return (
+        f"call create_workspace_session {call}: it opens the work on the newest version, texts in conflict "
+        f"get conflict markers; edit these, then publish_workspace_session"
+    )
 
 
 def refusal(
@@ -68,7 +88,7 @@ def rejected(
     if restarted:
         details["processes_ended"] = True
     if retained:
-        details["hint"] = operation.hint
+        details["hint"] = operation.hint(session.id)
     else:
         details["draft_id"] = sessions.lost.get(session.id)
     message = f"workspace session {operation.name} was rejected"

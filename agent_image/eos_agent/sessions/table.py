@@ -36,6 +36,7 @@ from eos_agent.sessions.gone import (
 )
 from eos_agent.sessions.lifecycle import Lifecycle
 from eos_agent.sessions.recovery import Recovering
+from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.sessions.unpublished import is_clean, unpublished
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from eos_agent.base.settings import Settings
     from eos_agent.kernel.headroom import Headroom
     from eos_agent.sessions.command import Command
+    from layerstack.model.resolution import Choice
     from layerstack.publish.drafts import Draft
     from layerstack.session.upper import Upper
     from layerstack.store import Store
@@ -155,6 +157,12 @@ class Sessions:
             raise OperationError(
                 INVALID_REQUEST, message, {"argument": "draft_id"}, reason="missing_argument"
             )
+        choice = choice_of(args, args.get("agent") or "ours", self.settings.workspace_root)
+        if choice is not None and args.get("draft_id") is None:
+            message = "on_conflict and paths are about the draft that is opened: draft_id is missing"
+            raise OperationError(
+                INVALID_REQUEST, message, {"argument": "draft_id"}, reason="missing_argument"
+            )
         session = await self._create(
             EXPLICIT,
             network=args["network_profile"],
@@ -162,8 +170,9 @@ class Sessions:
             agent=args.get("agent"),
             request_id=request_id,
             draft_id=args.get("draft_id"),
-            draft_base=args["draft_base"],
+            draft_base=args["draft_base"] if choice is None else "head",
             version=args.get("base_version"),
+            choice=choice,
         )
         session.ttl_s = args.get("ttl_s")
         self.expiry.watch(session)
@@ -181,6 +190,7 @@ class Sessions:
                 found["address"] = session.init.address
         if session.draft_id is not None:
             found["draft_id"] = session.draft_id
+            found |= resolved_json(session.upper.resolved)
         return found
 
     async def create_implicit(self, *, agent: str | None, request_id: str) -> Session:
@@ -199,6 +209,7 @@ class Sessions:
         draft_id: str | None = None,
         draft_base: str = "own",
         version: int | None = None,
+        choice: Choice | None = None,
     ) -> Session:
         if self._draining:
             raise OperationError(
@@ -228,6 +239,7 @@ class Sessions:
                     draft_id=draft_id,
                     draft_base=draft_base,
                     version=version,
+                    choice=choice,
                 )
             finally:
                 self._making -= 1

@@ -28,7 +28,7 @@ def check_arguments(
     choices.
 
     Args:
-        server: the request is raw: unknown names are ignored, an array may be given as JSON text,
+        server: the request is raw: unknown names are ignored, an array or object may be given as JSON text,
             `server_default` replaces a missing argument.
         bounds: False leaves bounds and choices to the server (for the command lines, whose exit code is then
             the one of the server's error).
@@ -118,6 +118,15 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
             except (ValueError, RecursionError):
                 value = None
         ok = _plain(value)
+    elif kind == "json_object":
+        if server and isinstance(value, str):
+            import json
+
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                value = None
+        ok = _is_object(value) and _plain(list(value.values()))
     if not ok:
         words = {
             "string": "a string",
@@ -126,6 +135,7 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
             "float": "a number",
             "boolean": "true or false",
             "json_array": "an array",
+            "json_object": "an object",
         }
         raise _refused(operation, argument, value, f"must be {words[kind]}", "wrong_type")
     return value

@@ -13,7 +13,7 @@ else:
 
 U64_MAX = 2**64 - 1
 ARRAY_DEPTH = 16
-KINDS = ("string", "integer", "float", "path", "json_array", "boolean")
+KINDS = ("string", "integer", "float", "path", "json_array", "json_object", "boolean")
 ANSWER_S = 30.0
 DEFAULT_YIELD_MS = 1000
 TTL_MIN_S, TTL_MAX_S = 0.1, 30 * 24 * 3600  # ttl_s of a session
@@ -21,8 +21,8 @@ NO_BUDGET = math.inf  # of an operation without a time limit: the gateway waits 
 
 
 class Argument(NamedTuple):
-    """One argument. Bounds are inclusive; `items` is the JSON schema of an array's members; `default` has its
-    native JSON type."""
+    """One argument. Bounds are inclusive; `items` is the JSON schema of the members of an array or object;
+    `default` has its native JSON type."""
 
     name: str
     kind: str
@@ -55,6 +55,7 @@ class Argument(NamedTuple):
             "float": "N",
             "path": "PATH",
             "json_array": "JSON",
+            "json_object": "JSON",
             "boolean": "true|false",
         }
         return self.value or "|".join(self.choices) or by_kind.get(self.kind, "VALUE")

@@ -26,6 +26,7 @@ from eos_agent.wire.operation import (
 )
 from eos_agent.wire.operations_files import CONTRACT_FILES, MORE_FILES
 from eos_agent.wire.operations_observe import OBSERVABILITY
+from eos_agent.wire.operations_rebase import ALLOW_UNRESOLVED, CONFLICTS, ON_CONFLICT, PATHS, REBASE
 
 RUNTIME_FAMILIES = (
     Family(
@@ -195,7 +196,7 @@ RUNTIME: tuple[Operation, ...] = (
         "Run a shell command in the workspace. Without workspace_session_id its changes are published as "
         "one layer when it ends; with one they stay private. "
         "Answers within yield_time_ms; status running: continue with its command_session_id. "
-        "publish_rejected: your work is in draft_id; redo it on the head; the draft may stay.",
+        "publish_rejected: your work is in draft_id; create_workspace_session with on_conflict opens it.",
         (
             Argument(
                 "cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"
@@ -354,6 +355,10 @@ RUNTIME: tuple[Operation, ...] = (
                 choices=("own", "head"),
                 ours=True,
             ),
+            ON_CONFLICT._replace(
+                help="markers, ours, theirs: open draft_id on the head, conflicts resolved."
+            ),
+            PATHS._replace(hidden=True),
             Argument(
                 "base_version",
                 "integer",
@@ -395,6 +400,7 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("finalize_policy", "string"),
             ResultField("base_version", "integer", ours=True),
             ResultField("draft_id", "string", ours=True),
+            CONFLICTS._replace(help="of draft_id on the head, as of rebase_workspace_session"),
             ResultField(
                 "limits",
                 "object",
@@ -432,9 +438,8 @@ RUNTIME: tuple[Operation, ...] = (
         "Publish a session's work",
         "Append what the session changed as one layer, all of it or nothing, and close it. Lines that "
         "others changed elsewhere are merged. "
-        "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts "
-        "lists each path with base, ours, theirs. "
-        "Redo all your changes in a new session, publish that, then destroy this one.",
+        "On rejection nothing is published, the session stays open, and the conflicts are listed: "
+        "rebase_workspace_session with on_conflict resolves them.",
         (
             SESSION._replace(required=True, help="Session to publish."),
             _GRACE,
@@ -446,8 +451,9 @@ RUNTIME: tuple[Operation, ...] = (
                 ours=True,
                 hidden=True,
             ),
+            ALLOW_UNRESOLVED,
         ),
-        related=("preview_publish", "destroy_workspace_session"),
+        related=("preview_publish", "rebase_workspace_session", "destroy_workspace_session"),
         examples=(
             "sandbox-runtime-cli --sandbox-id eos-1 publish_workspace_session --workspace-session-id ID",
         ),
@@ -571,50 +577,7 @@ RUNTIME: tuple[Operation, ...] = (
         promise="An attempt that fails loses nothing: the files stay where they are.",
         result_example='{"workspace_session_id": "…", "draft_id": "draft-0123456789abcdef"}',
     ),
-    Operation(
-        "rebase_workspace_session",
-        "runtime",
-        "workspace_session",
-        "Bring a session to the newest version",
-        "Move a session, under its id, to the newest version: what others published since it began is "
-        "merged with its changes. "
-        "On rejection nothing has changed: details.publish_rejection.conflicts lists each path with base, "
-        "ours, theirs. "
-        "Refused while a process runs in it.",
-        (SESSION._replace(required=True, help="Session to rebase."),),
-        related=("preview_publish", "publish_workspace_session"),
-        examples=(
-            "sandbox-runtime-cli --sandbox-id eos-1 rebase_workspace_session --workspace-session-id ID",
-        ),
-        result=(
-            ResultField("from_version", "integer"),
-            ResultField(
-                "to_version",
-                "integer",
-                "the version that the session sees now; the same when it was the newest",
-            ),
-            ResultField("updated", "integer", "paths that are now as others published them"),
-            ResultField("merged", "integer", "paths that now show the changes of both sides"),
-            ResultField(
-                "notices",
-                "array",
-                "ignored files of which one side was kept, as in publish.notices; absent when there are none",
-            ),
-            ResultField(
-                "dropped",
-                "array",
-                "skipped: sockets, pipes, devices and unfinished files of a killed git, which the session "
-                "no longer has; "
-                "absent when there are none",
-            ),
-            ResultField("address", "string", "isolated: its address, which may be another one"),
-        ),
-        sets=RUNTIME_SETS,
-        ours=True,
-        waits=570,
-        promise="The session's own work stays unpublished and whole.",
-        result_example='{"from_version": 3, "to_version": 5, "updated": 2, "merged": 1}',
-    ),
+    REBASE,
     Operation(
         "list_commands",
         "runtime",
