@@ -97,7 +97,7 @@ class LayerView:
                 self.tree.unlink(path)
             self.tree.put(path, like)
             if kind is not None:
-                self.tree.mark_opaque(path)
+                self.tree.set_opaque(path)
 
     def put(self, path: str, state: State) -> None:
         """Put one entry at the path, in the place of any other; its directories are made."""

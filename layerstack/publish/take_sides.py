@@ -262,7 +262,9 @@ class _Taker:
         base = self.on.base
 
         def differs(path: str) -> bool:
-            return base.holder(path) is not tree.holder(path) and not equal(base.find(path), tree.find(path))
+            return base.layer_of(path) is not tree.layer_of(path) and not equal(
+                base.find(path), tree.find(path)
+            )
 
         return differs
 

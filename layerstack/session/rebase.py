@@ -137,7 +137,9 @@ def rebase(
         head_times.undo()
         raise
     layer = Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records)
-    return Carried(layer, merged, planned.notices + head_times.notices, head_times.undo, resolved, marked, added)
+    return Carried(
+        layer, merged, planned.notices + head_times.notices, head_times.undo, resolved, marked, added
+    )
 
 
 def _take(

@@ -56,6 +56,43 @@ def command(**more: Any) -> dict[str, Any]:
     return {**plain, **more}
 
 
+REBASE_CALL = 'next: rebase_workspace_session {"workspace_session_id":"w1","on_conflict":"markers"}'
+
+
+def test_the_texts_of_hunks_are_cut_visibly_after_two_thousand_characters() -> None:
+    hunk = {"base": [1, 1], "ours": [1, 1], "theirs": [1, 1]}
+    texts = {"base_text": "b" * 900, "ours_text": "o" * 900, "theirs_text": "t" * 900}
+    rejected = {**REJECTION, "conflicts": [{**CONFLICT, "hunks": [{**hunk, **texts}] * 2}]}
+    details = {"workspace_session_id": "w1", "stage": "publish", "publish_rejection": rejected}
+    envelope = {"error": {"kind": "operation_failed", "message": "refused", "details": details}}
+    text = render.result("publish_workspace_session", {}, envelope)
+    assert "b" * 900 in text and "o" * 900 in text and "t" * 200 + " [cut]" in text
+    assert "t" * 201 not in text and text.count("[texts cut]") == 1
+
+
+def test_resolved_conflicts_are_listed_with_what_to_do() -> None:
+    reply = {
+        "from_version": 1,
+        "to_version": 3,
+        "updated": 0,
+        "merged": 2,
+        "conflicts": [
+            {"path": "a", "class": "content", "resolution": "markers"},
+            {"path": "b", "class": "binary", "resolution": "ours", "why": "not_text", "kept_as": "b.theirs"},
+        ],
+        "conflict_count": 30,
+    }
+    text = render.result("rebase_workspace_session", {}, reply)
+    for part in (
+        "from version 1 to 3",
+        "- a [content]: conflict markers",
+        "- b [binary]: ours taken (not_text), the other side is b.theirs",
+        "(and 28 more)",
+        "then publish_workspace_session",
+    ):
+        assert part in text
+
+
 def test_a_rejected_command_spells_out_every_conflict_and_where_the_work_is() -> None:
     reply = command(
         publish_rejected=True,
@@ -64,7 +101,11 @@ def test_a_rejected_command_spells_out_every_conflict_and_where_the_work_is() ->
         draft_id="draft-0123456789abcdef",
     )
     text = render.result("exec_command", {}, reply)
-    for part in (*TOLD, "NOT PUBLISHED", "draft-0123456789abcdef", "newest version"):
+    for part in (
+        *TOLD,
+        "NOT PUBLISHED",
+        'create_workspace_session {"draft_id":"draft-0123456789abcdef","on_conflict":"markers"}',
+    ):
         assert part in text
 
 
@@ -78,11 +119,12 @@ def test_a_rejected_session_spells_out_every_conflict_and_stays_open() -> None:
     }
     envelope = {"error": {"kind": "operation_failed", "message": "publish refused", "details": details}}
     text = render.result("publish_workspace_session", {}, envelope)
-    for part in (*TOLD, "publish refused", "w1 stays open", "destroy_workspace_session"):
+    for part in (*TOLD, "publish refused", REBASE_CALL):
         assert part in text
+    assert "destroy_workspace_session" not in text
 
 
-def test_a_rejected_rebase_says_to_undo_and_try_again_not_to_drop_the_session() -> None:
+def test_a_rejected_rebase_names_the_call_that_resolves_it() -> None:
     details = {
         "workspace_session_id": "w1",
         "stage": "rebase",
@@ -91,7 +133,7 @@ def test_a_rejected_rebase_says_to_undo_and_try_again_not_to_drop_the_session() 
     }
     envelope = {"error": {"kind": "operation_failed", "message": "rebase refused", "details": details}}
     text = render.result("rebase_workspace_session", {}, envelope)
-    for part in (*TOLD, "nothing has happened to session w1", "rebase again"):
+    for part in (*TOLD, REBASE_CALL):
         assert part in text
     assert "destroy_workspace_session" not in text
 
@@ -115,7 +157,7 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
         envelope = {"error": {"kind": "operation_failed", "message": "refused", "details": details}}
         text = render.result(f"{stage}_workspace_session", {}, envelope)
         assert ".git: commit all of yours" in text and "git format-patch --stdout c0ffee.." in text
-        assert "file_edit" not in text and "undo its changes" not in text
+        assert "file_edit" not in text and REBASE_CALL in text
     moved = {**CONFLICT, "class": "delete_modify", "renamed_to": {"path": "e/f"}, "renamed_by": "ours"}
     details["publish_rejection"] = {**rejected, "conflicts": [torn, moved], "conflict_count": 2}
     text = render.result(
@@ -123,7 +165,7 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
         {},
         {"error": {"kind": "operation_failed", "message": "refused", "details": details}},
     )
-    for part in ("ours has it at e/f", "git format-patch", "undo its changes"):
+    for part in ("ours has it at e/f", "git format-patch", REBASE_CALL):
         assert part in text
 
 

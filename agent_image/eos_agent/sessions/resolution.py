@@ -42,7 +42,7 @@ def choice_of(args: dict[str, Any], label: str, root: str) -> Choice | None:
 
 def _path(path: str, root: str) -> str:
     try:
-        return normalise(os.fsdecode(path.encode()), root, folded=False, allow_root=True)
+        return normalise(os.fsdecode(path.encode()), root, lenient=False, allow_root=True)
     except UnicodeEncodeError:
         raise _refused("a path in paths is not valid Unicode", "invalid_path") from None
 

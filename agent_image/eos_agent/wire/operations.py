@@ -355,9 +355,7 @@ RUNTIME: tuple[Operation, ...] = (
                 choices=("own", "head"),
                 ours=True,
             ),
-            ON_CONFLICT._replace(
-                help="markers, ours, theirs: open draft_id on the head, conflicts resolved."
-            ),
+            ON_CONFLICT._replace(help="Opens draft_id on the head, resolved so."),
             PATHS._replace(hidden=True),
             Argument(
                 "base_version",
