@@ -34,7 +34,7 @@ _TEXTS = frozenset(("content", "add_add"))
 _ATTRIBUTES = frozenset(("mode", "xattr"))
 
 
-class Sides(NamedTuple):
+class ChosenSides(NamedTuple):
     """The three trees, and what was chosen."""
 
     base: Chain
@@ -67,7 +67,11 @@ def unit_sides(conflicts: Iterable[Conflict], choice: Choice) -> dict[tuple[str,
 
 
 def take_sides(
-    tree: DiskTree, conflicts: Sequence[Conflict], units: Sequence[Conflict], below: Sequence[str], on: Sides
+    tree: DiskTree,
+    conflicts: Sequence[Conflict],
+    units: Sequence[Conflict],
+    below: Sequence[str],
+    on: ChosenSides,
 ) -> Taken:
     """Resolve every conflict in a layer to which the plan's edits were applied.
 
@@ -98,7 +102,7 @@ class _Case(NamedTuple):
 
 
 class _Taker:
-    def __init__(self, tree: DiskTree, on: Sides) -> None:
+    def __init__(self, tree: DiskTree, on: ChosenSides) -> None:
         self.on = on
         self.view = LayerView(tree, on.base, on.ours, on.head, self.displaced)
         self.cases: dict[str, _Case] = {}

@@ -23,7 +23,7 @@ from layerstack.publish.build_times import HeadTimes, Standing, published_at, su
 from layerstack.publish.edits import Edit, Write
 from layerstack.publish.publish import apply, describe, is_touched, recapture
 from layerstack.publish.resolve import MergePlan, plan
-from layerstack.publish.take_sides import Sides, Taken, take_sides, unit_sides
+from layerstack.publish.take_sides import ChosenSides, Taken, take_sides, unit_sides
 from layerstack.publish.three_trees import Meeting, Trees
 from layerstack.session.folder import CARRIED
 from layerstack.text.build_roles import Roles
@@ -158,7 +158,7 @@ def _take(
         planned.conflicts,
         [one for one in units if one.path not in left],
         planned.below,
-        Sides(
+        ChosenSides(
             meeting.base,
             trees.shown,
             meeting.head,

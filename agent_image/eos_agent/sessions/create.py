@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from eos_agent.base import telemetry
 from eos_agent.base.errors import operation_error
 from eos_agent.handles.init_handle import InitHandle
-from eos_agent.sessions.refusal import draft_hint
+from eos_agent.sessions.next_call import draft_hint
 from eos_agent.wire.protocol import SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.zygote.specs import SessionSpec
 from layerstack.errors import PublishRejected

@@ -9,7 +9,7 @@ from eos_agent.base import log, telemetry
 from eos_agent.base.errors import operation_error, quota_hint
 from eos_agent.base.publication import publish_json, rejection_of
 from eos_agent.sessions.interruption import FAILED, INTERRUPTED, Unfinished
-from eos_agent.sessions.refusal import draft_hint
+from eos_agent.sessions.next_call import draft_hint
 from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
 from layerstack.model.conflict import path_json
 from layerstack.publish.commit import CommitUnsynced

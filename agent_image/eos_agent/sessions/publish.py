@@ -12,7 +12,8 @@ from eos_agent.base.publication import preview_json, publish_json, rejection
 from eos_agent.sessions import disk_space
 from eos_agent.sessions.finalize import commit
 from eos_agent.sessions.look_back import cursor
-from eos_agent.sessions.refusal import RefusedOperation, rebase_hint, refusal, rejected
+from eos_agent.sessions.next_call import rebase_hint
+from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
 from eos_agent.sessions.session import EXPLICIT, Session, check_grace
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from layerstack.publish.commit import CommitUnsynced

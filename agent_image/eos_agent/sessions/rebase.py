@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import telemetry
 from eos_agent.base.publication import left_out, rejection
 from eos_agent.sessions import disk_space
+from eos_agent.sessions.next_call import rebase_hint
 from eos_agent.sessions.publish import SESSION_BUSY, check_idle, go_on
-from eos_agent.sessions.refusal import RefusedOperation, rebase_hint, refusal, rejected
+from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
 from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
