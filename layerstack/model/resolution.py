@@ -31,7 +31,7 @@ class Choice(NamedTuple):
         return self.on_conflict
 
 
-class Resolved(NamedTuple):
+class ResolvedConflict(NamedTuple):
     """A conflict that was resolved. Both sides are still there: `resolution` names the one at the path, or is
     `markers`, and the other one lies at `kept_as`.
     """

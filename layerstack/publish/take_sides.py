@@ -20,7 +20,7 @@ from layerstack.core.publish_rules import PublishRules
 from layerstack.layers.chain import Chain
 from layerstack.model.conflict import Conflict
 from layerstack.model.paths import ancestors, byte_order, join
-from layerstack.model.resolution import MARKERS, OURS, THEIRS, Choice, Resolved
+from layerstack.model.resolution import MARKERS, OURS, THEIRS, Choice, ResolvedConflict
 from layerstack.publish.decide import merged_content
 from layerstack.publish.layer_view import LayerView
 from layerstack.text.lines import TEXT_MAX, is_text
@@ -51,7 +51,7 @@ class ChosenSides(NamedTuple):
 class Taken(NamedTuple):
     """Outcome, in byte order of paths; `added` counts the entries that were written for it."""
 
-    resolved: tuple[Resolved, ...]
+    resolved: tuple[ResolvedConflict, ...]
     marked: Mapping[str, tuple[str, ...]]
     """Path -> the marker lines in its file."""
     view: LayerView
@@ -106,7 +106,7 @@ class _Taker:
         self.on = on
         self.view = LayerView(tree, on.base, on.ours, on.head, self.displaced)
         self.cases: dict[str, _Case] = {}
-        self.resolved: list[Resolved] = []
+        self.resolved: list[ResolvedConflict] = []
         self.marked: dict[str, tuple[str, ...]] = {}
         self.why: dict[str, str] = {}
         self.kept_roots: dict[tuple[str, str], str] = {}
@@ -120,7 +120,7 @@ class _Taker:
     def displaced(self, path: str, side: str) -> None:
         """Keep an entry that a directory takes the place of, for what the other side has in that."""
         kept = self.keep(path, side, leaves=True)
-        self.resolved.append(Resolved(path, "type", OURS if side == THEIRS else THEIRS, kept))
+        self.resolved.append(ResolvedConflict(path, "type", OURS if side == THEIRS else THEIRS, kept))
 
     def add_blocking(self) -> None:
         """Add the files of the head that lie where ours has a directory with conflicts: they show when theirs
@@ -251,7 +251,7 @@ class _Taker:
             side = OURS if case.side == MARKERS and case.path not in self.marked else case.side
             theirs = None if conflict is None else conflict.theirs_layer
             self.resolved.append(
-                Resolved(
+                ResolvedConflict(
                     case.path,
                     "parent" if conflict is None else conflict.cls,
                     side,
@@ -352,7 +352,7 @@ class _Taker:
         layer = conflict.theirs_layer
         asked = self.on.choice.side(root)
         self.resolved.append(
-            Resolved(
+            ResolvedConflict(
                 root,
                 conflict.cls,
                 THEIRS if theirs else OURS,

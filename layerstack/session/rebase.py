@@ -17,7 +17,7 @@ from layerstack.layers.index import Layer
 from layerstack.layers.index_file import build
 from layerstack.model.conflict import Conflict, Notice
 from layerstack.model.manifest import LayerId, Manifest
-from layerstack.model.resolution import NOTHING_UNRESOLVED, REFUSE, Choice, Resolved, Unresolved
+from layerstack.model.resolution import NOTHING_UNRESOLVED, REFUSE, Choice, ResolvedConflict, Unresolved
 from layerstack.publish import build_logs
 from layerstack.publish.build_times import HeadTimes, Standing, published_at, survey
 from layerstack.publish.edits import Edit, Write
@@ -43,7 +43,7 @@ class Carried(NamedTuple):
     notices: tuple[Notice, ...]
     undo: Callable[[], None] = lambda: None
     """Restores the earlier times of the files that it shares with the work, after a failure."""
-    resolved: tuple[Resolved, ...] = ()
+    resolved: tuple[ResolvedConflict, ...] = ()
     marked: Unresolved = NOTHING_UNRESOLVED
     added: int = 0
     """Paths that were written to resolve conflicts."""
@@ -62,7 +62,7 @@ class Rebased(NamedTuple):
     """Notices as of a publish, about ignored files; the session's own publish reports these too."""
     dropped: tuple[str, ...] = ()
     """FIFOs, sockets and devices that the session has no longer; its publication reports them too."""
-    resolved: tuple[Resolved, ...] = ()
+    resolved: tuple[ResolvedConflict, ...] = ()
     """Conflicts that were resolved, in byte order of paths."""
 
 

@@ -32,7 +32,7 @@ from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Notice
 from layerstack.model.lease import Lease, lease_names
 from layerstack.model.manifest import LayerId, Manifest
-from layerstack.model.resolution import Choice, Resolved, Unresolved
+from layerstack.model.resolution import Choice, ResolvedConflict, Unresolved
 from layerstack.publish import draft_refs, drafts, unresolved
 from layerstack.publish.commit import CommitUnsynced
 from layerstack.publish.drafts import Draft
@@ -93,7 +93,7 @@ class Upper:
         self._reported = 0  # number of `_dropped` that `rebase` has reported
         self.notices: tuple[Notice, ...] = ()
         """Notices of carried-over work; publish and preview report them before their own."""
-        self.resolved: tuple[Resolved, ...] = ()
+        self.resolved: tuple[ResolvedConflict, ...] = ()
         """Conflicts that were resolved when the work came to its base, in byte order of paths."""
         self._number = int(identity.rebased)
         self._written: dict[str, int] = {}

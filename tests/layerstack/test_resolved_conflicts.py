@@ -12,7 +12,7 @@ import pytest
 
 from layerstack.errors import PublishRejected, UnresolvedConflicts
 from layerstack.kernel.fsync import no_step
-from layerstack.model.resolution import MARKERS, OURS, THEIRS, Choice, Resolved
+from layerstack.model.resolution import MARKERS, OURS, THEIRS, Choice, ResolvedConflict
 from layerstack.session.rebase import Rebased
 from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put, refusing
 
@@ -69,7 +69,7 @@ def conflicting(stack: Stack) -> Session:
 def test_a_text_is_written_with_markers_and_all_else_stays(stack: Stack) -> None:
     session = conflicting(stack)
     found = rebased(session)
-    assert found.resolved == (Resolved("f", "content", MARKERS, None, None, 2),)
+    assert found.resolved == (ResolvedConflict("f", "content", MARKERS, None, None, 2),)
     text = get(session.at("f"))
     assert MARKED in text and "ten\n" in text and "twenty\n" in text, "what merges is merged"
     assert get(session.at("NEW")) == "mine\n" and session.upper.snapshot.version == 2
@@ -143,7 +143,7 @@ def test_a_marker_that_would_be_too_long_is_none(stack: Stack) -> None:
     put(session.at("f"), "=" * 5000 + "\nmine\n")
     write(stack, "f", "theirs\n")
     found = rebased(session)
-    assert found.resolved == (Resolved("f", "content", OURS, "f.theirs", "marker_length", 2),)
+    assert found.resolved == (ResolvedConflict("f", "content", OURS, "f.theirs", "marker_length", 2),)
     assert get(session.at("f.theirs")) == "theirs\n"
 
 

@@ -45,6 +45,18 @@ def new_lines(base: Tree, tree: Tree) -> set[bytes]:
     return found
 
 
+def edit(root: str, random: Random, text: bytes) -> None:
+    """Change lines in the middle of a few files, as editors do."""
+    for path in random.sample(crowd.FILES, 4):
+        with contextlib.suppress(OSError), open(f"{root}/{path}", "rb") as file:
+            lines = file.read().splitlines(keepends=True)
+            at = random.choice((3, 3, 7))
+            lines[at : at + 1] = [text]
+            with open(f"{root}/{path}.new", "wb") as new:
+                new.write(b"".join(lines))
+            os.rename(f"{root}/{path}.new", f"{root}/{path}")
+
+
 class ResolvedMeeting(StackMatchesModel):
     """One history; `number` draws it."""
 
@@ -58,7 +70,8 @@ class ResolvedMeeting(StackMatchesModel):
         focus = random.choice([folder for folder in crowd.FOCUS if folder not in ("", "ig")])
         ours, theirs = self.add_session(), self.add_session()
         for session in (ours, theirs):
-            crowd.Crowd(session.mount, random, focus).work(15)
+            crowd.Crowd(session.mount, random, focus).work(random.choice((4, 15, 30)))
+            edit(session.mount, random, b"by %s\n" % session.upper.session_id.encode())
         base, mine, other = (
             read_tree(root) for root in (f"{self.root}/base/B000001-base", ours.mount, theirs.mount)
         )

@@ -10,7 +10,7 @@ from typing import Any
 from eos_agent.wire.operations_rebase import SIDES
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 from eos_agent.wire.workspace_path import normalise
-from layerstack.model.resolution import REFUSE, Choice, Resolved
+from layerstack.model.resolution import REFUSE, Choice, ResolvedConflict
 
 PATHS_MAX = 10_000
 """Paths that one request may name a side for."""
@@ -51,7 +51,7 @@ def _refused(message: str, reason: str) -> OperationError:
     return OperationError(INVALID_REQUEST, message, {"argument": "paths"}, reason=reason)
 
 
-def resolved_json(resolved: Sequence[Resolved]) -> dict[str, Any]:
+def resolved_json(resolved: Sequence[ResolvedConflict]) -> dict[str, Any]:
     """The keys of an answer about resolved conflicts; none when there were none."""
     if not resolved:
         return {}
