@@ -38,6 +38,7 @@ __all__ = [
 
 SETS = ("management", "runtime", "observability", "agent", "all")
 _MANAGEMENT = ("management", "agent", "all")
+_FOR_PEOPLE = ("management", "all")
 
 _RECORD = (
     ResultField("id", "string"),
@@ -135,8 +136,7 @@ MANAGER: tuple[Operation, ...] = (
                 "image",
                 "string",
                 required=True,
-                help="Local image, as list_docker_images gives it; host or rootfs:/abs/dir run "
-                "without Docker.",
+                help="Local image, such as ubuntu:24.04; host or rootfs:/abs/dir run without Docker.",
                 value="IMAGE",
             ),
             Argument(
@@ -190,7 +190,7 @@ MANAGER: tuple[Operation, ...] = (
             "It pulls no image and creates no sandbox.",
         ),
         result=(ResultField("images", "array"),),
-        sets=_MANAGEMENT,
+        sets=_FOR_PEOPLE,
         promise="images is the complete set of the configured provider, sorted.",
         result_example='{"images": ["sha256:0c5b…", "ubuntu:24.04"]}',
     ),
@@ -222,7 +222,7 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("truncated", "boolean"),
             ResultField("directories", "array", "name and path"),
         ),
-        sets=_MANAGEMENT,
+        sets=_FOR_PEOPLE,
         promise="path and parent may be null at a root; truncated is true above the limit.",
         result_example='{"path": "/srv/work", "parent": "/srv", "truncated": false, "directories": '
         '[{"name": "example", "path": "/srv/work/example"}]}',
@@ -312,7 +312,7 @@ MANAGER: tuple[Operation, ...] = (
             "Treat paths and endpoints as operational metadata.",
         ),
         result=(*_RECORD, _READABLE),
-        sets=_MANAGEMENT,
+        sets=_FOR_PEOPLE,
         promise="Outside the state ready, daemon, daemon_http and shared_base may be null.",
         result_example=_RECORD_EXAMPLE % "ready",
     ),
@@ -343,7 +343,7 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("swept_sessions", "array"),
             ResultField("faulty_sessions", "array"),
         ),
-        sets=_MANAGEMENT,
+        sets=_FOR_PEOPLE,
         waits=NO_BUDGET,
         promise="The optional blocked_reasons and faulty_sessions say why a layer was not reclaimed.",
         result_example='{"manifest_version": 5, "squashed_blocks": [{"squashed_layer_id": '

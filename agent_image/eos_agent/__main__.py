@@ -43,9 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args == ["--version"]:
         sys.stdout.write(f"sandbox-daemon {VERSION}\n")
         return 0
-    if len(args) != 3 or args[0] not in ("serve", "reap", "recover") or args[1] != "--settings":
-        sys.stderr.write("usage: sandbox-daemon serve|reap|recover --settings FILE\n")
+    if len(args) != 3 or args[0] not in ("serve", "reap", "recover", "search") or args[1] != "--settings":
+        sys.stderr.write("usage: sandbox-daemon serve|reap|recover|search --settings FILE\n")
         return 2
+    if args[0] == "search":
+        from eos_agent.sessions import output_search
+
+        return output_search.main()
     try:
         found = settings.load(args[2])
         if args[0] == "recover":

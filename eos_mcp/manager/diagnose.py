@@ -59,8 +59,8 @@ async def explain(
         "sandbox_id": sandbox_id,
         "reason": "agent_gone",
         "hint": (
-            "the sandbox is there and its agent starts again with the next call; list_drafts then shows "
-            "what was not published"
+            "the sandbox is there and its agent starts again with the next call; list_workspace_sessions "
+            "then shows the drafts of what was not published"
         ),
     }
     return OperationError(INTERNAL_ERROR, f"the agent of sandbox {sandbox_id} ended during {op}", details)

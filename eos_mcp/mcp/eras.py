@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -27,9 +28,12 @@ from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES
 
 log = logging.getLogger("eos.mcp")
 
+BOM = b"\xef\xbb\xbf"
 LEGACY, MODERN = "legacy", "modern"
 
 RequestId = str | int
+AnyId = str | int | float | None
+"""An id, or a value in its place that the protocol does not allow."""
 
 
 class Lanes:
@@ -37,7 +41,8 @@ class Lanes:
     thread only.
 
     An invalid message is answered with an error that carries its id; it is logged when the id cannot be read,
-    since strict clients fail on an answer without id, and a request without answer blocks its caller.
+    since strict clients fail on an answer without id, and a request without answer blocks its caller. A
+    value that cannot be an id comes back as it is where it is one number or truth, else as null.
     """
 
     def __init__(
@@ -56,12 +61,16 @@ class Lanes:
             answered: id of a request that was answered from the handshake table; the SDK gets the request,
                 and its own answer is discarded.
         """
+        line = line.removeprefix(BOM)
         if not line.strip():
             return
         try:
             message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
             self._refuse(line)
+            return
+        if isinstance(message, types.JSONRPCNotification) and b'"id"' in line and _has_id(line):
+            self._refuse(line)  # the SDK takes a request with an id of another type for a notification
             return
         if answered is not None:
             self._answered.add(answered)
@@ -160,13 +169,20 @@ class Lanes:
             request_id = member.get("id")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             if isinstance(request_id, (str, int)) and not isinstance(request_id, bool):
                 self._error(request_id, types.INVALID_REQUEST, why)
+            elif "id" in member:
+                echoed = request_id if isinstance(request_id, (bool, float)) else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+                self._error(echoed, types.INVALID_REQUEST, f"{why}: id must be a string or an integer")
             else:
-                log.warning("dropped a message without a usable id: %s", why)
+                log.warning("dropped a message without an id: %s", why)
 
-    def _error(self, request_id: RequestId, code: int, message: str, data: object = None) -> None:
+    def _error(
+        self, request_id: RequestId | float | None, code: int, message: str, data: object = None
+    ) -> None:
         failure: dict[str, object] = {"code": code, "message": message}
         if data is not None:
             failure["data"] = data
+        if isinstance(request_id, float) and not math.isfinite(request_id):
+            request_id = None
         text = json.dumps({"jsonrpc": "2.0", "id": request_id, "error": failure}, separators=(",", ":"))
         self._write(text.encode() + b"\n")
 
@@ -182,6 +198,14 @@ def _era(message: types.JSONRPCMessage) -> str:
         return LEGACY
     meta = (message.params or {}).get("_meta")
     return MODERN if isinstance(meta, dict) and VERSION_KEY in meta else LEGACY
+
+
+def _has_id(line: bytes) -> bool:
+    try:
+        value: object = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "id" in value
 
 
 def _why_invalid(line: bytes) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eos_mcp.mcp import render_conflicts
+from eos_mcp.mcp import known_clients, render_conflicts
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
+from eos_mcp.mcp.known_clients import LARGE_PAGE
+from eos_mcp.mcp.terminal_output import without_blank_rows
 
 # Above this many characters a text shows head and tail, or the first lines, and says how to get the rest.
 TEXT_LIMIT = 20_000
@@ -70,14 +72,19 @@ def was_cut(reply: Object) -> bool:
     return len(str(reply.get("output") or "")) > TEXT_LIMIT
 
 
-def head_and_tail(text: str, first_line: int, more: Callable[[int], str]) -> str:
+def _limit(args: Object, least: int) -> int:
+    """Characters of lines that a model gets that asked for more than it gets by default."""
+    return LARGE_PAGE if known_clients.asks_for_more(args) else least
+
+
+def head_and_tail(text: str, first_line: int, more: Callable[[int], str], *, limit: int = TEXT_LIMIT) -> str:
     """`text`, or its first and last lines around a marker with the sizes.
 
     Args:
         first_line: number of the text's first line, as `more` counts.
         more: line number -> how to read on from there.
     """
-    if len(text) <= TEXT_LIMIT:
+    if len(text) <= limit:
         return text
     head = text[:HEAD]
     head = head[: head.rfind("\n") + 1] or head
@@ -133,7 +140,10 @@ def _command(args: Object, reply: Object) -> str:
     if output and is_object(tail):
         lines += ["", _with_tail(reply, output, tail, int(start or 0), more), ""]
     elif output:
-        lines += ["", head_and_tail(output, int(start or 0), more), ""]
+        whole = head_and_tail(output, int(start or 0), more, limit=_limit(args, TEXT_LIMIT))
+        lines += ["", without_blank_rows(whole), ""]
+    if reply.get("screen") is not None:
+        lines += ["the screen of the program now:", "", str(reply["screen"]), ""]
     if reply.get("stderr"):
         lines += [
             "stderr:",
@@ -177,7 +187,7 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
     if reply.get("finalization_failed"):
         notes.append(
             f"closing the session failed: {reply.get('finalization_failure_class')}; its work is kept, see "
-            f"list_drafts"
+            f"list_workspace_sessions"
         )
     if reply.get("finalizing"):
         notes.append("the command ended, its changes are being published")
@@ -236,8 +246,9 @@ def _file_read(args: Object, reply: Object) -> str:
         )
     start, shown = int(reply.get("start_line") or 1), int(reply.get("num_lines") or 0)
     following = reply.get("next_offset")
-    if len(content) > TEXT_LIMIT:
-        kept = content[:TEXT_LIMIT]
+    limit = _limit(args, TEXT_LIMIT)
+    if len(content) > limit:
+        kept = content[:limit]
         if "\n" in kept:
             kept = kept[: kept.rfind("\n")]
             shown = kept.count("\n") + 1
@@ -427,10 +438,26 @@ _dead_sessions = _table(
 )
 
 
+_drafts = _table(
+    "drafts", ("draft_id", "base_version", "paths", "bytes", "agent", "reason", "origin"), "no drafts"
+)
+
+
 def _sessions(args: Object, reply: Object) -> str:
-    """List live sessions, then dead ones whose work is not a draft."""
+    """List live sessions and what runs in them, drafts, dead sessions whose work is not a draft."""
+    text = _live_sessions(args, reply)
+    running = [row for session in rows(reply.get("sessions")) for row in rows(session.get("commands"))]
+    if running:
+        text += "\nrunning:\n" + "\n".join(
+            "  ".join(_cell(row[key]) for key in ("command_session_id", "service", "command") if row.get(key))
+            for row in running
+        )
+    if reply.get("drafts"):
+        kept = _drafts(args, reply)
+        more = int(reply.get("draft_count") or 0) - len(rows(reply.get("drafts")))
+        text += f"\ndrafts, work that was not published:\n{kept}" + (f"\nand {more} more" if more > 0 else "")
     dead = _dead_sessions(args, reply)
-    return _live_sessions(args, reply) + (f"\ndead, their work is not a draft:\n{dead}" if dead else "")
+    return text + (f"\ndead, their work is not a draft:\n{dead}" if dead else "")
 
 
 def _cell(value: object) -> str:
@@ -587,7 +614,5 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
         ("command_session_id", "status", "exit_code", "workspace_session_id", "command"),
         "no commands",
     ),
-    "list_drafts": _table(
-        "drafts", ("draft_id", "base_version", "paths", "bytes", "agent", "reason", "origin"), "no drafts"
-    ),
+    "list_drafts": _drafts,
 }

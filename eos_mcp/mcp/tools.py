@@ -28,21 +28,29 @@ from eos_agent.wire.protocol import (
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
 from eos_mcp.gateway_client.aio import ToolGateway
-from eos_mcp.mcp import allowed_dirs, render, schema, truncate
+from eos_mcp.mcp import (
+    allowed_dirs,
+    default_sandbox,
+    example_calls,
+    known_clients,
+    model_arguments,
+    render,
+    schema,
+    terminal_output,
+    truncate,
+)
 from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 log = logging.getLogger("eos.mcp")
 
-# Common clients give up on a call after 60 s and do not count progress. A wait that a model asks for is cut
-# to what such a client sees the end of; the command goes on and its handle comes back.
-LONGEST_WAIT_MS = 20_000
-LONGEST_WAIT_WITH_PROGRESS_MS = 50_000
-AGENT_YIELD_MS = 10_000
 # Creating, exporting: as long as it takes, but not for ever.
 UNBOUNDED_S = 1800.0
 FIRST_PROGRESS_S = 1.5
 NEXT_PROGRESS_S = 5.0
 CANCEL_S = 2.0
+LIST_S = 30.0
+PENDING = "pending"  # stands for the sandbox while the other arguments are checked
+AGENT_MAX_BYTES = 256  # as the catalog bounds the argument
 CANCELLED_THERE = frozenset(
     {"exec_command", "preview_publish", "publish_workspace_session", "rebase_workspace_session"}
 )
@@ -54,6 +62,16 @@ CANCEL_BUSY_S, CANCEL_PAUSE_S = (
 
 Report = Callable[[float, str], Awaitable[None]]
 """Progress of one call: seconds, text."""
+
+
+class Client(NamedTuple):
+    """The client of a call: its name, and how to ask for its roots."""
+
+    name: str | None = None
+    roots: Callable[[], Awaitable[Sequence[str]]] | None = None
+
+
+UNKNOWN_CLIENT = Client()
 
 
 class ToolAnswer(NamedTuple):
@@ -74,7 +92,10 @@ class Tools:
         members = schema.operations(options) if operations is None else operations
         self._operations = {operation.name: operation for operation in members}
         self._for_models = options.program == EOS and options.tool_set in ("agent", "all")
-        definitions = [schema.definition(o, sandbox_optional=options.sandbox_id is not None) for o in members]
+        self._lenient = options.program == EOS
+        self._patient = self._lenient and options.tool_set == "agent"
+        optional = self._lenient or options.sandbox_id is not None
+        definitions = [schema.definition(o, sandbox_optional=optional) for o in members]
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
         self._roots, self._resolved = allowed_dirs.by_command_line(options), allowed_dirs.Resolved()
         self.closing = False
@@ -93,13 +114,17 @@ class Tools:
         async def report(value: float, text: str) -> None:
             await ctx.session.report_progress(value, None, text)
 
-        roots = (
-            await allowed_dirs.asked(ctx, self._options, self._resolved)
-            if self.wants_client(params.name)
-            else None
-        )
+        async def asked() -> Sequence[str]:
+            return await allowed_dirs.asked(ctx, self._options, self._resolved)
+
+        roots = await asked() if self.wants_client(params.name) else None
+        info = ctx.session.client_params
         found = await self.answer(
-            params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None, roots
+            params.name,
+            params.arguments or {},
+            report if _progress_token(ctx) is not None else None,
+            roots,
+            Client(info.client_info.name if info is not None else None, asked),
         )
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
         return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
@@ -117,6 +142,7 @@ class Tools:
         arguments: Mapping[str, Any],
         report: Report | None,
         roots: Sequence[str] | None = None,
+        client: Client = UNKNOWN_CLIENT,
     ) -> ToolAnswer:
         """Make one tool call. The result has the gateway's JSON or an error envelope; only cancellation is
         raised.
@@ -127,10 +153,11 @@ class Tools:
         """
         try:
             reply, text = await self._perform(
-                report, name, dict(arguments), self._bounds(name) if roots is None else roots
+                report, name, dict(arguments), self._bounds(name) if roots is None else roots, client
             )
         except OperationError as error:
             reply = error.envelope()
+            example_calls.show(reply["error"], self._operations.get(name))
             text = render.error(reply["error"], name)
         except Exception:
             log.exception("call of %s failed", name)
@@ -144,18 +171,35 @@ class Tools:
         return ToolAnswer(text, reply, is_error(reply))
 
     async def _perform(
-        self, report: Report | None, name: str, args: dict[str, Any], roots: Sequence[str] | None
+        self,
+        report: Report | None,
+        name: str,
+        args: dict[str, Any],
+        roots: Sequence[str] | None,
+        client: Client,
     ) -> tuple[dict[str, Any], str]:
         operation = self._operations.get(name)
         if operation is None:
             raise _unknown_tool(name, list(self._operations))
+        if self._lenient:
+            args = model_arguments.plain(operation, args)
         self._fill_sandbox(operation, args)
+        pending = self._lenient and "sandbox_id" not in args and default_sandbox.wants(operation)
+        if pending:
+            args["sandbox_id"] = PENDING
+        if self._lenient and "agent" not in args and operation.argument("agent") is not None:
+            args |= _named(client)
         try:
             sandbox_id, checked = catalog.build(operation, args)
         except OperationError as error:
             _suggest(error, operation)
             raise
-        self._limit_wait(operation, checked, report is not None)
+        chosen = await self._chosen_sandbox(operation, client) if pending else None
+        if chosen is not None and operation.scope == "system":
+            checked["sandbox_id"] = chosen
+        elif chosen is not None:
+            sandbox_id = chosen
+        self._limit_wait(operation, checked, client, progress=report is not None)
         sent = allowed_dirs.carried(self._options, name, checked, roots)
         call = _Call(operation, sandbox_id, sent, new_request_id(), self._budget_s(operation, checked))
         try:
@@ -163,8 +207,23 @@ class Tools:
         except anyio.get_cancelled_exc_class():
             await self._cancelled(call)
             raise
+        if is_error(reply):
+            example_calls.show(reply["error"], operation)
+        reply, text = await self._shown(call, checked, reply, client)
+        if chosen is not None and not is_error(reply):
+            reply, text = {**reply, "sandbox_id": chosen}, f"{text}\n(sandbox_id {chosen})"
+        return reply, text
+
+    async def _shown(
+        self, call: _Call, checked: dict[str, Any], reply: dict[str, Any], client: Client
+    ) -> tuple[dict[str, Any], str]:
+        """The result as the client gets it, and its text."""
+        operation = call.operation
+        if self._for_models and terminal_output.wanted(operation.name, checked, reply):
+            reply = await self._readable(call, reply)
         if self._for_models:
-            shorter = truncate.fit(operation.name, reply)
+            page = known_clients.page_characters(client.name, asked=known_clients.asks_for_more(checked))
+            shorter = truncate.fit(operation.name, reply, page)
             if (
                 operation.name == "exec_command"
                 and shorter.get("truncated")
@@ -179,6 +238,35 @@ class Tools:
             )
         return reply, text
 
+    async def _readable(self, call: _Call, reply: dict[str, Any]) -> dict[str, Any]:
+        async def read(args: dict[str, Any]) -> dict[str, Any]:
+            command = {"command_session_id": reply.get("command_session_id")}
+            return await self._gateway.request(
+                "read_command_lines",
+                {**command, **args},
+                sandbox_id=call.sandbox_id,
+                request_id=new_request_id(),
+                timeout_s=LIST_S,
+            )
+
+        return await terminal_output.readable(reply, read)
+
+    async def _chosen_sandbox(self, operation: Operation, client: Client) -> str:
+        """The sandbox of a call that names none. The client's roots are asked for where that decides."""
+        listed = await self._gateway.request(
+            "list_sandboxes", {}, sandbox_id=None, request_id=new_request_id(), timeout_s=LIST_S
+        )
+        if is_error(listed):
+            error = listed["error"]
+            raise OperationError(error["kind"], error["message"], error.get("details"))
+        places = allowed_dirs.where_started() if self._roots is None else self._roots
+        try:
+            return default_sandbox.choose(listed, places, operation.name)
+        except OperationError:
+            if client.roots is None or self._roots is not None:
+                raise
+            return default_sandbox.choose(listed, await client.roots(), operation.name)
+
     def _fill_sandbox(self, operation: Operation, args: dict[str, Any]) -> None:
         default = self._options.sandbox_id
         if default is None or "sandbox_id" in args or operation.name == "destroy_sandbox":
@@ -187,20 +275,22 @@ class Tools:
         if operation.scope == "sandbox_required" or (operation.scope == "system" and inside is not None):
             args["sandbox_id"] = default
 
-    def _limit_wait(self, operation: Operation, checked: dict[str, Any], watched: bool) -> None:
-        """The waiting argument, `yield_time_ms` or a wait's `timeout_ms`: our default, and at most what a
-        client waits.
+    def _limit_wait(
+        self, operation: Operation, checked: dict[str, Any], client: Client, *, progress: bool
+    ) -> None:
+        """The waiting argument, such as `yield_time_ms`: our default, and at most what the client waits.
+
+        Many clients give up on a call after 60 s, and do not count progress; the command goes on, and its
+        handle comes back.
         """
         argument = operation.waits
         if not isinstance(argument, str) or not argument.endswith("_ms"):
             return
-        agent = self._options.program == EOS and self._options.tool_set == "agent"
-        if argument not in checked and operation.name == "exec_command" and agent:
-            checked[argument] = AGENT_YIELD_MS
+        if argument not in checked and operation.name == "exec_command" and self._patient:
+            checked[argument] = known_clients.default_wait_ms(client.name, progress=progress)
         if argument in checked:
-            checked[argument] = min(
-                checked[argument], LONGEST_WAIT_WITH_PROGRESS_MS if watched else LONGEST_WAIT_MS
-            )
+            name = client.name if self._lenient else known_clients.REFERENCE
+            checked[argument] = min(checked[argument], known_clients.longest_wait_ms(name, progress=progress))
 
     def _budget_s(self, operation: Operation, checked: Mapping[str, Any]) -> float:
         own = catalog.budget_s(operation, checked)
@@ -319,6 +409,13 @@ class _Reporter:
             await self._report(value, message)
         except Exception as error:  # the client went away; its call ends by other means
             log.debug("progress: %s", error)
+
+
+def _named(client: Client) -> dict[str, Any]:
+    """The client's name as the argument `agent`: printable, and no longer than it may be."""
+    text = "".join(c for c in client.name or "" if c.isprintable()).strip()
+    short = text.encode("utf-8", "replace")[:AGENT_MAX_BYTES].decode("utf-8", "ignore")
+    return {"agent": short} if short else {}
 
 
 def _progress_token(ctx: ServerRequestContext[Any]) -> object:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from eos_mcp.mcp import truncate_rows
 from eos_mcp.mcp.json_values import Object, is_object, rows
 
 BUDGET = 20_000
@@ -22,12 +23,20 @@ HEAD, TAIL = 10_000, 8_000
 Reply = dict[str, Any]
 
 
-def fit(name: str, reply: Reply) -> Reply:
-    """`reply`, or a shorter one that is just as true: it is marked as truncated and says how to go on."""
+def fit(name: str, reply: Reply, page: int = BUDGET) -> Reply:
+    """`reply`, or a shorter one that is just as true: it is marked as truncated and says how to go on.
+
+    Args:
+        page: characters of lines that read_command_lines and file_read return.
+    """
     form = _FORMS.get(name)
-    if form is None or "error" in reply:
-        return reply
+    if "error" in reply:
+        return truncate_rows.bounded_error(reply, BUDGET)
+    if form is None:
+        return truncate_rows.bounded(reply, BUDGET)
     try:
+        if form in (_command_lines, _file_read):
+            return form(reply, page)
         return form(reply)
     except (
         TypeError,
@@ -55,11 +64,11 @@ def _command(reply: Reply) -> Reply:
     return _streams(reply, ends=reply["end_offset"] == reply["total_lines"])
 
 
-def _command_lines(reply: Reply) -> Reply:
-    return _streams(reply, ends=False)
+def _command_lines(reply: Reply, page: int = BUDGET) -> Reply:
+    return _streams(reply, ends=False, page=page)
 
 
-def _streams(reply: Reply, *, ends: bool) -> Reply:
+def _streams(reply: Reply, *, ends: bool, page: int = BUDGET) -> Reply:
     found = dict(reply)
     if found.get("encoding") == "base64":  # no tool's schema offers it, and a part of it is nothing
         return found
@@ -71,10 +80,12 @@ def _streams(reply: Reply, *, ends: bool) -> Reply:
         found["stderr_end_offset"] -= len(lines) - count
         found["truncated"] = True
     output = str(found["output"])
-    if len(output) <= BUDGET:
+    if len(output) <= page:
+        return found
+    if "match_count" in found:  # lines with numbers of their own, which the agent bounds
         return found
     lines, start = output.split("\n"), int(found["start_offset"])
-    count, too_long = _page(lines, HEAD)
+    count, too_long = _page(lines, HEAD if ends else page)
     found["output"] = _shown(lines[:count], too_long)
     found["end_offset"] = _offset(found, start, count)
     found["original_token_count"] = math.ceil(len(found["output"].encode(errors="replace")) / 4)
@@ -115,18 +126,20 @@ def _last(lines: Sequence[str]) -> list[str]:
     return list(lines[min(keep, len(lines) - 1) :])
 
 
-def _file_read(reply: Reply) -> Reply:
+def _file_read(reply: Reply, page: int = BUDGET) -> Reply:
+    if "content" not in reply:
+        return truncate_rows.bounded(reply, page)
     content = str(reply["content"])
-    if len(content) <= BUDGET:
+    if len(content) <= page:
         return reply
     found = {**reply, "truncated": True}
     if reply.get("encoding") == "base64":
-        found["content"] = content[: BUDGET - BUDGET % 4]
+        found["content"] = content[: page - page % 4]
         found["bytes_read"] = len(base64.b64decode(found["content"]))
         found["next_offset"] = reply["offset"] + found["bytes_read"]
         return found
     lines = content.split("\n")
-    count, too_long = _page(lines, BUDGET)
+    count, too_long = _page(lines, page)
     found["content"] = "\n".join(lines[:count])
     if too_long:
         found["content"] = found["content"][:-too_long]
@@ -187,7 +200,7 @@ def _export(reply: Reply) -> Reply:
     return found
 
 
-_FORMS: dict[str, Callable[[Reply], Reply]] = {
+_FORMS: dict[str, Callable[..., Reply]] = {
     "export_changes": _export,
     "exec_command": _command,
     "write_command_stdin": _command,

@@ -141,8 +141,8 @@ class DockerProvider:
                 if not isinstance(error, ImageNotFound):
                     raise
                 hint = (
-                    f"list_docker_images shows the local images; run `docker pull {image}` first, since "
-                    f"create_sandbox pulls none"
+                    f"run `docker pull {image}` first, since create_sandbox pulls none, or take a "
+                    f"local image; host needs no Docker"
                 )
                 message = f"no such image: {image}; {hint}"
                 raise OperationError(

@@ -47,7 +47,7 @@ def check_reference(image: str) -> None:
 def bad_image(image: str, why: str) -> OperationError:
     shown = image if len(image) <= 200 else f"{image[:200]}…"
     shown = shown if shown.isprintable() else repr(shown)
-    hint = "list_docker_images shows the images; host and rootfs:/abs/dir need no Docker"
+    hint = "take a local image such as ubuntu:24.04; host and rootfs:/abs/dir need no Docker"
     details = {"argument": "image", "image": image[:REFERENCE_MAX], "hint": hint}
     return OperationError(INVALID_REQUEST, f"image {shown}: {why}; {hint}", details, reason="bad_image")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import anyio
 from mcp import Client
 from mcp.client.client import ConnectMode
-from mcp.types import CallToolResult, TextContent
+from mcp.types import CallToolResult, Implementation, TextContent
 
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.mcp import app
@@ -76,9 +76,12 @@ def call(
     gateway: ScriptedGateway,
     options: ServerOptions | None = None,
     mode: ConnectMode = "legacy",
+    client_name: str | None = None,
 ) -> Called:
     async def go() -> Called:
-        async with Client(app.build(options or ServerOptions(), gateway=gateway).server, mode=mode) as client:
+        server = app.build(options or ServerOptions(), gateway=gateway).server
+        info = Implementation(name=client_name, version="1") if client_name else None
+        async with Client(server, mode=mode, client_info=info) as client:
             return shown(await client.call_tool(name, arguments))
 
     return anyio.run(go)

@@ -16,6 +16,7 @@ import pytest
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
 from eos_mcp.mcp import schema
+from eos_mcp.mcp.server_identity import INSTRUCTIONS, identity
 from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, ServerOptions
 
 REFERENCE = {
@@ -52,8 +53,13 @@ REFERENCE = {
         "layerstack": ["sandbox_id"],
     },
 }
-AGENT_OURS = (
-    "signal_command", "wait_command", "file_list", "file_search", "list_workspace_sessions", "list_drafts", "diff_draft",  # noqa: E501
+AGENT = (
+    "create_sandbox", "list_sandboxes", "destroy_sandbox", "export_changes",
+    "exec_command", "write_command_stdin", "close_stdin", "read_command_lines", "signal_command",
+    "file_read", "file_write", "file_edit", "apply_patch", "file_list", "file_search",
+    "file_delete", "file_move",
+    "create_workspace_session", "publish_workspace_session", "rebase_workspace_session", "diff_session",
+    "checkpoint_session", "restore_session", "destroy_workspace_session", "list_workspace_sessions",
 )  # fmt: skip
 
 # o200k takes 4.4 characters of such definitions for one token (measured).
@@ -61,10 +67,9 @@ CHARACTERS_PER_TOKEN = 4.4
 
 
 def definitions(program: str = EOS, tool_set: str = "agent") -> list[dict[str, Any]]:
-    return [
-        schema.definition(operation)
-        for operation in schema.operations(ServerOptions(program=program, tool_set=tool_set))
-    ]
+    options = ServerOptions(program=program, tool_set=tool_set)
+    optional = program == EOS  # as `Tools` serves them
+    return [schema.definition(o, sandbox_optional=optional) for o in schema.operations(options)]
 
 
 @pytest.mark.parametrize("tool_set", REFERENCE)
@@ -86,9 +91,22 @@ def test_eos_mcp_adds_ours_after_the_reference_tools(tool_set: str) -> None:
     assert all(operation.ours for operation in catalog.ALL if operation.name in ours[len(reference) :])
 
 
-def test_the_set_agent_holds_what_the_contract_names_as_far_as_it_exists() -> None:
-    names = [*REFERENCE["management"], *REFERENCE["runtime"], *AGENT_OURS]
-    assert {d["name"] for d in definitions()} == {name for name in names if catalog.find(name) is not None}
+def test_the_set_agent_holds_these_tools_as_far_as_they_exist() -> None:
+    names = {d["name"] for d in definitions()}
+    assert names == {name for name in AGENT if catalog.find(name) is not None}
+
+
+def test_no_text_of_the_set_agent_names_a_tool_that_it_lacks() -> None:
+    names = {d["name"] for d in definitions()}
+    lacking = {o.name for o in catalog.ALL if "_" in o.name} - names
+    texts = [json.dumps(d, ensure_ascii=False) for d in definitions()] + [INSTRUCTIONS["agent"]]
+    for text in texts:
+        assert not {name for name in lacking if re.search(rf"\b{name}\b", text)}, text
+
+
+def test_instructions_are_short() -> None:
+    for tool_set in SETS:
+        assert len(identity(ServerOptions(tool_set=tool_set)).instructions) <= 1000, tool_set
 
 
 def test_a_projection_is_exactly_the_one_of_the_contract() -> None:
@@ -212,14 +230,18 @@ def test_every_example_result_satisfies_its_output_schema() -> None:
 
 
 def test_the_set_of_a_coding_agent_stays_within_its_budget() -> None:
-    found = definitions()
+    """A model reads names, descriptions and input schemas; the rest is for its client."""
+    found = [
+        {key: value for key, value in d.items() if key in ("name", "description", "inputSchema")}
+        for d in definitions()
+    ]
     assert len(found) <= 25
-    total = (
-        sum(len(json.dumps(d, separators=(",", ":"), ensure_ascii=False)) for d in found)
-        / CHARACTERS_PER_TOKEN
-    )
-    assert total <= 5000, f"{total:.0f} tokens"
-    assert total / len(found) <= 240
+    sizes = {
+        str(d["name"]): len(json.dumps(d, separators=(",", ":"), ensure_ascii=False)) / CHARACTERS_PER_TOKEN
+        for d in found
+    }
+    assert sum(sizes.values()) <= 5000, sizes
+    assert all(len(d["title"]) <= 40 for d in definitions())
 
 
 def test_the_list_has_the_same_bytes_in_every_process() -> None:

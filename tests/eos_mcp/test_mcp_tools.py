@@ -12,6 +12,7 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.client import ConnectMode
+from mcp.types import Implementation
 
 from eos_agent.wire.protocol import CONNECTION_ERROR, OperationError, error_envelope
 from eos_mcp.catalog import operations_of_set
@@ -80,12 +81,12 @@ def test_a_bug_of_ours_is_an_internal_error_that_tells_nothing_of_it() -> None:
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown argument": ("exec_command", {"sandbox_id": "s", "cmd": "x", "timeout_sec": 3}, "timeout_ms"),
     "an unknown tool": ("exec_comand", {}, "exec_command"),
-    "a null for an optional argument": (
+    "a null for a required argument": (
         "exec_command",
-        {"sandbox_id": "s", "cmd": "x", "timeout_ms": None},
-        "timeout_ms",
+        {"sandbox_id": "s", "cmd": None},
+        "make test",
     ),
-    "a string for a number": ("file_read", {"sandbox_id": "s", "path": "a", "limit": "9"}, "limit"),
+    "words for a number": ("file_read", {"sandbox_id": "s", "path": "a", "limit": "nine"}, "limit"),
     "a number out of bounds": ("file_read", {"sandbox_id": "s", "path": "a", "limit": 262145}, "262144"),
     "a value that is no choice": (
         "create_workspace_session",
@@ -93,7 +94,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "isolated",
     ),
     "a missing argument": ("exec_command", {"sandbox_id": "s"}, "cmd"),
-    "a missing sandbox": ("exec_command", {"cmd": "x"}, "sandbox_id"),
+    "a missing sandbox to destroy": ("destroy_sandbox", {}, "sandbox_id"),
     "a blank sandbox": ("exec_command", {"cmd": "x", "sandbox_id": " "}, "sandbox_id"),
 }
 
@@ -132,7 +133,7 @@ def test_a_tool_of_another_set_is_refused_by_name() -> None:
 
 
 def test_the_servers_own_sandbox_stands_in_where_none_is_named_but_never_for_destroying() -> None:
-    options = ServerOptions(sandbox_id="eos-9")
+    options = ServerOptions(sandbox_id="eos-9", tool_set="all")
     gateway = ScriptedGateway(
         exec_command=DONE, inspect_sandbox={"id": "eos-9", "state": "ready"}, list_sandboxes={"sandboxes": []}
     )
@@ -149,13 +150,18 @@ def test_the_servers_own_sandbox_stands_in_where_none_is_named_but_never_for_des
     assert call("destroy_sandbox", {}, gateway, options).is_error
 
 
-def waited(options: ServerOptions, arguments: dict[str, Any], *, progress: bool = False) -> Any:
+def waited(
+    options: ServerOptions, arguments: dict[str, Any], *, progress: bool = False, name: str | None = None
+) -> Any:
     gateway = ScriptedGateway(exec_command=DONE)
 
     async def go() -> None:
         async def seen(progress: float, total: float | None, message: str | None) -> None: ...
 
-        async with Client(app.build(options, gateway=gateway).server, mode="legacy") as client:
+        info = Implementation(name=name, version="1") if name else None
+        async with Client(
+            app.build(options, gateway=gateway).server, mode="legacy", client_info=info
+        ) as client:
             await client.call_tool(
                 "exec_command",
                 {"sandbox_id": "s", "cmd": "x", **arguments},
@@ -167,12 +173,17 @@ def waited(options: ServerOptions, arguments: dict[str, Any], *, progress: bool 
 
 
 def test_a_command_yields_its_handle_before_a_client_gives_up() -> None:
-    assert waited(ServerOptions(), {}) == 10_000
+    """Clients of which nothing is known may give up after five seconds."""
+    assert waited(ServerOptions(), {}) == 4_000
+    assert waited(ServerOptions(), {}, progress=True) == 10_000
+    assert waited(ServerOptions(), {}, name="claude-code") == 10_000
     assert waited(ServerOptions(tool_set="runtime"), {}) is None
     assert waited(ServerOptions(program=SANDBOX, tool_set="agent"), {}) is None
     assert waited(ServerOptions(), {"yield_time_ms": 0}) == 0
-    assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}) == 20_000
+    assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}) == 4_500
+    assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}, name="Claude-Code") == 20_000
     assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}, progress=True) == 50_000
+    assert waited(ServerOptions(program=SANDBOX), {"yield_time_ms": 3_600_000}) == 20_000
 
 
 def test_every_call_has_a_deadline_with_room_for_its_own_wait() -> None:
@@ -181,10 +192,10 @@ def test_every_call_has_a_deadline_with_room_for_its_own_wait() -> None:
     gateway = ScriptedGateway(**replies)
     call("file_read", {"sandbox_id": "s", "path": "a"}, gateway, options)
     call(
-        "wait_command", {"sandbox_id": "s", "command_session_id": "c", "timeout_ms": 15_000}, gateway, options
+        "wait_command", {"sandbox_id": "s", "command_session_id": "c", "timeout_ms": 4_000}, gateway, options
     )
     call("create_sandbox", {"image": "i", "workspace_root": "/w"}, gateway, options)
-    assert [asked.timeout_s for asked in gateway.asked] == [5, 20, tools.UNBOUNDED_S]
+    assert [asked.timeout_s for asked in gateway.asked] == [5, 9, tools.UNBOUNDED_S]
 
 
 def test_the_first_progress_comes_within_two_seconds_and_the_next_within_ten() -> None:

@@ -21,7 +21,7 @@ NEVER_HINT = (
 HINTS = {
     "version_not_found": "list_versions shows the versions that can be opened",
     "cancelled": "nothing was published and nothing is lost: repeat the request",
-    "draft_not_found": "list_drafts shows the drafts that are kept",
+    "draft_not_found": "list_workspace_sessions shows the drafts that are kept",
 }
 
 

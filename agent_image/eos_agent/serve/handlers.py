@@ -44,9 +44,18 @@ class Stream(NamedTuple):
     pieces: AsyncGenerator[bytes | FileRange]
 
 
+DRAFTS_SHOWN = 50
+"""Most drafts in an answer of list_workspace_sessions, the newest; list_drafts has all."""
 UNTRACED = frozenset({"sandbox_daemon_ready", *(operation.name for operation in OBSERVABILITY)})
 """Operations without a trace, so that `last` is the trace of the last request that was not an observation."""
 CHANGING_FILES = frozenset({"write", "edit", "delete", "move"})
+
+
+def _made(draft: dict[str, Any]) -> int:
+    """When a draft was made; 0 for one whose record cannot be read."""
+    made = draft.get("created_unix_ms")
+    return made if isinstance(made, int) else 0
+
 
 Handler = Callable[[dict[str, Any], Request], Awaitable[dict[str, Any]]]
 
@@ -90,7 +99,7 @@ class Handlers:
         self._table: dict[str, Handler] = {
             "exec_command": lambda args, request: commands.exec(args, request.request_id),
             "write_command_stdin": lambda args, _: commands.write_stdin(args),
-            "read_command_lines": self._now(commands.read_lines),
+            "read_command_lines": lambda args, _: commands.read_lines(args),
             "wait_command": lambda args, _: commands.wait(args),
             "signal_command": lambda args, _: commands.signal(args),
             "close_stdin": lambda args, _: commands.close_stdin(args),
@@ -254,14 +263,21 @@ class Handlers:
     async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         dead = await self.sessions.dead_rows(patient=True)
         found: dict[str, Any] = {"sessions": await self.sessions.rows()}
+        drafts = await self._drafts()
+        if drafts:
+            found["drafts"] = sorted(drafts, key=_made, reverse=True)[:DRAFTS_SHOWN]
+            found["draft_count"] = len(drafts)
         return {**found, "dead_sessions": dead} if dead else found
 
     async def _list_drafts(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         await self.sessions.recovering.quiet()
+        return {"drafts": await self._drafts()}
+
+    async def _drafts(self) -> list[dict[str, Any]]:
         drafts = await self.pool.run(self.store.drafts)
         from eos_agent.sessions import quarantine
 
-        return {"drafts": [*(draft.to_json() for draft in drafts), *quarantine.drafts(self.store)]}
+        return [*(draft.to_json() for draft in drafts), *quarantine.drafts(self.store)]
 
     async def _discard_draft(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
         draft_id = args["draft_id"]

@@ -468,6 +468,8 @@ class Command:
         )
         if always_id or running or not whole:
             found["command_session_id"] = self.id
+        if running and self.output.screen_row is not None:
+            found["screen_offset"] = self.output.screen_row
         found["workspace_session_id"] = self.session.id
         if self.errors is not None:
             if start is None:

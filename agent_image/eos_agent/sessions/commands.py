@@ -17,6 +17,7 @@ from eos_agent.handles.environment import command_environment, parse_env
 from eos_agent.sessions.command import Command
 from eos_agent.sessions.interruption import PublishRule
 from eos_agent.sessions.kept_output import KeptOutput
+from eos_agent.sessions.output_search import CONTEXT_MAX, OutputSearch
 from eos_agent.wire.encoding import UTF8
 from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
 from layerstack.errors import StoreCorrupt
@@ -41,7 +42,7 @@ COUNTER_BLOCK = 1000
 def command_not_found(command_id: str, kind: str = OPERATION_FAILED) -> OperationError:
     details = {
         "command_session_id": command_id,
-        "hint": "list_commands shows the running ones and the newest that ended",
+        "hint": "list_workspace_sessions shows the running ones; the newest 512 that ended are kept",
     }
     return OperationError(kind, f"command not found: {command_id}", details, reason="command_not_found")
 
@@ -57,7 +58,7 @@ def full_session(session: Session, most: int) -> OperationError:
         "value": most,
         "active_command_session_ids": list(session.commands),
         "retryable": True,
-        "hint": "wait_command or signal_command one of them first, or run this one in another session",
+        "hint": "wait for one with read_command_lines (wait_ms), signal_command one, or use another session",
     }
     message = (
         f"command admission refused: {most} commands run in workspace session {session.id}, which is "
@@ -113,6 +114,7 @@ class Commands:
         self._max_terminals: int = settings.get("runtime.workspace.max_terminals", 64)
         self._kept_bytes: int = settings.get("runtime.command.max_kept_output_bytes", 1 << 30)
         self._kept = KeptOutput()
+        self._searches = OutputSearch()
         self._keep: int = settings.get("runtime.namespace_execution.max_terminal_entries", 512)
         self._transcript_bytes: int = settings.get("runtime.command.max_transcript_bytes", 64 << 20)
         self._answer_bytes: int = settings.get("runtime.command.max_output_bytes", 256 << 10)
@@ -445,7 +447,7 @@ class Commands:
         await command.wait(time.monotonic() + args["timeout_ms"] / 1000)
         return command.result()
 
-    def read_lines(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def read_lines(self, args: dict[str, Any]) -> dict[str, Any]:
         command_id = args["command_session_id"]
         command = self._known.get(command_id)
         if command is None:
@@ -463,9 +465,21 @@ class Commands:
             }
         most: int = self._settings.get("runtime.command.read_lines_max", 1000)
         limit = min(max(1, args["limit"]), most)
-        return command.result(
-            args["start_offset"], limit, raw=args["raw"], encoding=args.get("encoding", UTF8)
-        )
+        if args.get("wait_ms"):
+            await command.wait(time.monotonic() + args["wait_ms"] / 1000)
+        start, total = args["start_offset"], command.output.total_rows
+        if args.get("tail"):
+            limit = min(args["tail"], most)
+            start = total - limit
+        elif start < 0:
+            start += total
+        start, encoding = max(0, start), args.get("encoding", UTF8)
+        if args.get("pattern"):
+            found = await self._searches.search(
+                command.output, args["pattern"], start, min(args.get("context", 0), CONTEXT_MAX)
+            )
+            return {**command.result(start, 1, raw=args["raw"]), **found.json(start, total)}
+        return command.result(start, limit, raw=args["raw"], encoding=encoding)
 
     def list(self, args: dict[str, Any]) -> dict[str, Any]:
         session_id, after, limit = args.get("workspace_session_id"), args.get("after"), args.get("limit", 200)

@@ -22,7 +22,7 @@ _WORDS = {
 def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> OperationError:
     details = {
         "workspace_session_id": session_id,
-        "hint": "list_workspace_sessions shows the live ones, list_drafts the kept work",
+        "hint": "list_workspace_sessions shows the live ones and the drafts",
     }
     return OperationError(
         kind, f"workspace session not found: {session_id}", details, reason="session_not_found"

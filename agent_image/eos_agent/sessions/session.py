@@ -30,6 +30,9 @@ class RunningCommand(Protocol):
     async def wait_finished(self, until: float) -> None:
         """Wait for the end of its processes, at most until the monotonic time `until`."""
 
+    def row(self) -> dict[str, Any]:
+        """Its entry in list_commands."""
+
     def lose(self) -> None:
         """End without an exit code: the processes are gone and no init reports how they ended."""
 
@@ -113,7 +116,7 @@ class Session:
                 {
                     "workspace_session_id": self.id,
                     "active_command_session_ids": active,
-                    "hint": "wait_command or signal_command them first",
+                    "hint": "wait for their end with read_command_lines (wait_ms), or signal_command them",
                 },
                 reason=reason,
             )

@@ -22,7 +22,7 @@ from eos_agent.base.pool import Pool
 from eos_agent.handles.init_handle import InitHandle
 from eos_agent.handles.zygote_handle import ZygoteHandle
 from eos_agent.kernel import headroom
-from eos_agent.sessions import quarantine
+from eos_agent.sessions import quarantine, session_commands
 from eos_agent.sessions.create import SessionMaker
 from eos_agent.sessions.expiry import EXPIRED, Expiry
 from eos_agent.sessions.finalize import ENDED_IN_ORDER, finalization_failed, publish_or_keep
@@ -600,6 +600,7 @@ class Sessions:
                 "last_activity_unix_ms": session.last_activity_unix_ms,
                 "upper_bytes": size,
                 "active_command_session_ids": list(session.commands),
+                **({"commands": session_commands.running(session)} if session.commands else {}),
                 "agent": session.agent,
                 "limits": session.init.group.limits(),
                 **session.lifetime(),

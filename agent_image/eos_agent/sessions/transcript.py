@@ -10,6 +10,7 @@ Little output stays in memory and never touches the disk.
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from bisect import bisect_right
 from typing import NamedTuple
@@ -24,6 +25,9 @@ MAX_BYTES = 64 << 20
 MEMORY_BYTES = 8 * 1024
 INDEX_STEP = 4096
 TAIL_ROWS = 100
+
+
+_ALTERNATE_SCREEN = re.compile(rb"\x1b\[\?(?:1049|1047|47)([hl])")
 
 
 class Rows(NamedTuple):
@@ -114,6 +118,9 @@ class Transcript:
         self._open_bytes = 0  # length of the row that has no end yet
         self._carry = b""  # a CR whose successor is not known yet
         self._dropped: tuple[int, int, int] | None = None
+        self._escape = b""  # the last bytes, while they may begin a sequence
+        self.screen_row: int | None = None
+        """The row in which the alternate screen was switched on; None while it is off."""
         self.error: OSError | None = (
             None  # a write failed: rows from there on are lost, and readers see a marker
         )
@@ -149,11 +156,22 @@ class Transcript:
 
     def append(self, data: bytes) -> None:
         """Take what the command wrote, in any pieces."""
+        if self._escape or b"\x1b" in data:
+            self._watch_screen(data)
         if self._carry:
             data, self._carry = self._carry + data, b""
         if data.endswith(b"\r"):
             data, self._carry = data[:-1], b"\r"
         self._rows(data.replace(b"\r\n", b"\n"))
+
+    def _watch_screen(self, data: bytes) -> None:
+        data = self._escape + data
+        self._escape = data[-8:] if b"\x1b" in data[-8:] else b""
+        for found in _ALTERNATE_SCREEN.finditer(data):
+            if found[1] == b"l":
+                self.screen_row = None
+            elif self.screen_row is None:
+                self.screen_row = max(0, self.total_rows - 1)
 
     def finish(self) -> None:
         """The stream has ended: what was held back is part of the last row; the descriptor goes."""

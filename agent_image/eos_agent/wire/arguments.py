@@ -99,9 +99,10 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
         ok = isinstance(value, str)
     elif kind == "integer":
         ok = isinstance(value, int) and not isinstance(value, bool)
-        if ok and not 0 <= value <= U64_MAX:
+        lowest = int(min(0, argument.minimum or 0))
+        if ok and not lowest <= value <= U64_MAX:
             raise _refused(
-                operation, argument, value, f"must be an integer from 0 to {U64_MAX}", "out_of_bounds"
+                operation, argument, value, f"must be an integer from {lowest} to {U64_MAX}", "out_of_bounds"
             )
     elif kind == "float":
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -85,7 +85,13 @@ _YIELD = Argument(
     minimum=0,
     value="N",
 )
-_RAW = Argument("raw", "boolean", help="Show all that a carriage return overwrote.", default=False, ours=True)
+_RAW = Argument(
+    "raw",
+    "boolean",
+    help="true: as written, with escape codes.",
+    default=False,
+    ours=True,
+)
 _ENCODING = Argument(
     "encoding",
     "string",
@@ -180,6 +186,13 @@ _COMMAND_RESULT = (
     ResultField(
         "finalization_error", "object", "kind, message and details of finalization_failed", ours=True
     ),
+    ResultField(
+        "screen_offset",
+        "integer",
+        "while a full-screen program runs: the line in which its screen began",
+        ours=True,
+    ),
+    ResultField("screen", "string", "over MCP, beside screen_offset: the screen as it is now", ours=True),
     ResultField("output_error", "string", "errno's name: reading the output failed", ours=True),
 )
 _CONFLICT_RESULT = (
@@ -307,12 +320,37 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "Read a command's output by line",
-        "Read output of a running or ended command from any line, without waiting. "
+        "Read output of a running or ended command from any line, or only the lines that match pattern. "
         "Continue at end_offset until it equals total_lines. The newest 512 ended commands are kept.",
         (
             _COMMAND_ID,
-            Argument("start_offset", "integer", help="First line, from 0.", default=0, minimum=0),
+            Argument(
+                "start_offset",
+                "integer",
+                help="First line, from 0; -50: the last 50.",
+                default=0,
+                minimum=-1_000_000_000,
+            ),
             Argument("limit", "integer", help="Most lines; kept within 1 to 1000.", default=200, minimum=0),
+            Argument(
+                "pattern",
+                "string",
+                help="Python regex: only matching lines, each with its number.",
+                value="REGEX",
+                ours=True,
+            ),
+            Argument(
+                "context",
+                "integer",
+                help="With pattern: lines around each match, at most 20.",
+                minimum=0,
+                ours=True,
+                hidden=True,
+            ),
+            Argument("tail", "integer", help="Only the last lines.", minimum=1, ours=True, hidden=True),
+            Argument(
+                "wait_ms", "integer", help="First wait this long for its end, in ms.", minimum=0, ours=True
+            ),
             _RAW,
             _ENCODING,
         ),
@@ -323,8 +361,18 @@ RUNTIME: tuple[Operation, ...] = (
             "sandbox-runtime-cli --sandbox-id eos-1 read_command_lines --command-session-id "
             "namespace_execution_1 --start-offset 200",
         ),
-        result=_COMMAND_RESULT,
+        result=(
+            *_COMMAND_RESULT,
+            ResultField("match_count", "integer", "with pattern: matching lines in output", ours=True),
+            ResultField(
+                "stopped",
+                "string",
+                "with pattern: matches or time, where the search ended early; continue at end_offset",
+                ours=True,
+            ),
+        ),
         sets=AGENT_SETS,
+        waits="wait_ms",
         promise="Offsets are stable: the same offset gives the same line for as long as the command is kept.",
         result_example='{"status": "ok", "exit_code": 0, "start_offset": 0, "end_offset": 2, "total_lines": '
         '2, "output": "a\\nb"}',
@@ -530,16 +578,18 @@ RUNTIME: tuple[Operation, ...] = (
         "list_workspace_sessions",
         "runtime",
         "workspace_session",
-        "List live sessions",
-        "List the live sessions with base version, size and running commands: to find a lost id, or to see "
-        "who else works here.",
+        "List sessions and drafts",
+        "List the live sessions with base version, size and running commands, and the drafts: work that was "
+        "not published. To find a lost id, or to see who else works here.",
         (),
         read_only=True,
         idempotent=True,
         related=("create_workspace_session", "list_commands"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 list_workspace_sessions",),
         result=(
-            ResultField("sessions", "array"),
+            ResultField("sessions", "array", "each with `commands`, those that run in it, 20 at most"),
+            ResultField("drafts", "array", "as list_drafts has them, the newest 50; absent without any"),
+            ResultField("draft_count", "integer", "number of all drafts; absent without any"),
             ResultField(
                 "dead_sessions",
                 "array",
@@ -647,7 +697,7 @@ RUNTIME: tuple[Operation, ...] = (
             "sandbox-runtime-cli --sandbox-id eos-1 close_stdin --command-session-id namespace_execution_1",
         ),
         result=_COMMAND_RESULT,
-        sets=RUNTIME_SETS,
+        sets=AGENT_SETS,
         ours=True,
         promise="The command reads end of file next.",
         result_example='{"status": "running", "exit_code": null, "command_session_id": '
@@ -672,7 +722,7 @@ RUNTIME: tuple[Operation, ...] = (
             "--timeout-ms 60000",
         ),
         result=_COMMAND_RESULT,
-        sets=AGENT_SETS,
+        sets=RUNTIME_SETS,
         ours=True,
         waits="timeout_ms",
         promise="A wait never changes or ends the command.",
@@ -732,7 +782,7 @@ RUNTIME: tuple[Operation, ...] = (
         related=("create_workspace_session", "preview_publish", "discard_draft"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 list_drafts",),
         result=(ResultField("drafts", "array"),),
-        sets=AGENT_SETS,
+        sets=RUNTIME_SETS,
         ours=True,
         promise="A draft stays until it is published or discarded.",
         result_example='{"drafts": [{"draft_id": "draft-0123456789abcdef", "base_version": 3, "reason": '
@@ -775,7 +825,7 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("draft_id", "string"),
             ResultField("against", "string"),
         ),
-        sets=AGENT_SETS,
+        sets=RUNTIME_SETS,
         ours=True,
         waits=120,
         promise="git apply accepts each patch.",

@@ -1,0 +1,24 @@
+"""The running commands of a session, as list_workspace_sessions shows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.session import Session
+
+SHOWN = 20
+TEXT = 200
+LEFT_OUT = frozenset({"workspace_session_id", "request_id", "exit_code"})
+"""Keys of list_commands that say nothing of a command that runs in a session that is named."""
+
+
+def running(session: Session) -> list[dict[str, Any]]:
+    """The newest 20 commands that run in a session, oldest first, the text of each cut."""
+    rows: list[dict[str, Any]] = []
+    for command in list(session.commands.values())[-SHOWN:]:
+        row = {key: value for key, value in command.row().items() if key not in LEFT_OUT}
+        text = str(row.get("command", ""))
+        row["command"] = text if len(text) <= TEXT else f"{text[:TEXT]}…"
+        rows.append(row)
+    return rows
