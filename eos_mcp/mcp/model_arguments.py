@@ -73,7 +73,7 @@ def _typed(argument: Argument, value: Any) -> Any:
     if kind == "json_array":
         return _array(argument, value)
     if kind == "json_object":
-        return _parsed(value, "{")
+        return _pairs(_parsed(value, "{["))
     if _text(value):
         return _choice(argument, value)
     if isinstance(value, int) and not isinstance(value, bool) and _is_name(argument.name):
@@ -160,6 +160,13 @@ def _environment(value: Any) -> Any:
             else:
                 found.append(changed)
         return found
+    return value
+
+
+def _pairs(value: Any) -> Any:
+    """An object, or an array of "key=value", as an object."""
+    if _list(value) and all(_text(one) and "=" in one for one in value):
+        return {one.rpartition("=")[0]: one.rpartition("=")[2] for one in value}
     return value
 
 

@@ -15,7 +15,7 @@ _TYPES = {
     "integer": "integer",
     "float": "number",
     "json_array": "array",
-    "json_object": "object",
+    "json_object": "array",
     "boolean": "boolean",
 }
 _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
@@ -91,8 +91,10 @@ def _property(argument: Argument) -> dict[str, Any]:
         schema["enum"] = list(argument.choices)
     if argument.kind == "json_array":
         schema["items"] = argument.items if argument.items is not None else {"type": "string"}
-    if argument.kind == "json_object":
-        schema["additionalProperties"] = argument.items if argument.items is not None else True
+    if (
+        argument.kind == "json_object"
+    ):  # as "key=value": strict modes and Gemini take no object with free keys
+        schema["items"] = {"type": "string"}
     if argument.kind in ("integer", "float"):
         minimum = (
             argument.minimum if argument.minimum is not None else 0 if argument.kind == "integer" else None

@@ -147,7 +147,7 @@ def test_every_kind_has_its_json_type_and_arrays_say_what_they_hold() -> None:
                 "integer": "integer",
                 "float": "number",
                 "json_array": "array",
-                "json_object": "object",
+                "json_object": "array",
                 "boolean": "boolean",
             }
             assert found["type"] == kinds[argument.kind]

@@ -59,6 +59,11 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"command_session_id": "c", "signal": "SIGint"},
         {"command_session_id": "c", "signal": "INT"},
     ),
+    "sides of paths": (
+        "rebase_workspace_session",
+        {"workspace_session_id": "w", "paths": ["a=b.py=ours"], "on_conflict": "MARKERS"},
+        {"workspace_session_id": "w", "paths": {"a=b.py": "ours"}, "on_conflict": "markers"},
+    ),
     "no input": ("write_command_stdin", {"command_session_id": "c", "stdin": ""}, {"command_session_id": "c", "stdin": ""}),  # noqa: E501
 }  # fmt: skip
 

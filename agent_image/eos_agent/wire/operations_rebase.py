@@ -4,7 +4,7 @@ library only.
 
 from __future__ import annotations
 
-from eos_agent.wire.operation import RUNTIME_SETS, SESSION, Argument, Operation, ResultField
+from eos_agent.wire.operation import AGENT_SETS, SESSION, Argument, Operation, ResultField
 
 SIDES = ("refuse", "markers", "ours", "theirs")
 ON_CONFLICT = Argument(
@@ -19,7 +19,7 @@ ON_CONFLICT = Argument(
 PATHS = Argument(
     "paths",
     "json_object",
-    help='Sides of single paths: {"path": side}.',
+    help='Sides of single paths, each as "path=side".',
     items={"type": "string", "enum": list(SIDES[1:])},
     value='\'{"PATH": "ours|theirs|markers"}\'',
     ours=True,
@@ -81,7 +81,7 @@ REBASE = Operation(
         ),
         ResultField("address", "string", "isolated: its address, which may be another one"),
     ),
-    sets=RUNTIME_SETS,
+    sets=AGENT_SETS,
     ours=True,
     waits=570,
     promise="The session's own work stays unpublished and whole.",
