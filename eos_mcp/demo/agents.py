@@ -30,6 +30,8 @@ FIXED = """\
 """
 CAROLS_LINE = "    printf '%d,%02d\\n' $(($1 / 100)) $(($1 % 100))\n"
 RESOLVED_LINE = '    printf \'%s%d%s%02d\\n\' "$sign" $((n / 100)) "${TALLY_POINT:-.}" $((n % 100))\n'
+RESOLVED = "".join(RESOLVED_LINE if "printf" in line else line for line in FIXED.splitlines(keepends=True))
+MARKERS = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 TOP_REPORT = """\
 # report_top FILE: the three largest expenses, largest first.
 report_top() {
@@ -176,21 +178,16 @@ async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
         f"draft:    {draft}",
     )
     listed = (await me.call("list_drafts"))["drafts"]
-    session = (await me.call("create_workspace_session", draft_id=draft, draft_base="own", agent=me.name))[
-        "workspace_session_id"
-    ]
-    mine = await me.call("file_read", workspace_session_id=session, path="lib/money.sh")
-    theirs = await me.call("file_read", path="lib/money.sh")
-    await me.call("destroy_workspace_session", workspace_session_id=session)
+    opened = await me.call("create_workspace_session", draft_id=draft, on_conflict="markers", agent=me.name)
+    session = opened["workspace_session_id"]
+    text = (await me.call("file_read", workspace_session_id=session, path="lib/money.sh"))["content"]
+    lines = [line for line in text.splitlines() if "printf" in line or line[:7] in MARKERS]
     me.say(
-        f"finds the draft in the list ({len(listed)} there) and opens it at its own base; her line is in "
-        f"it, the head has alice's",
-        "hers:  " + next(line.strip() for line in mine["content"].split("\n") if "printf" in line),
-        "head:  " + next(line.strip() for line in theirs["content"].split("\n") if "printf" in line),
+        f"finds the draft in the list ({len(listed)} there) and opens it on the head, with conflict markers",
+        *lines,
     )
-    session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
-    old = next(line for line in FIXED.splitlines(keepends=True) if "printf" in line)
-    edits = [{"old_string": old, "new_string": RESOLVED_LINE}]
+    start, end = text.index("<<<<<<<"), text.index("\n", text.index(">>>>>>>")) + 1
+    edits = [{"old_string": text[start:end], "new_string": RESOLVED}]
     await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=edits)
     cmd = "sh tests/run.sh && TALLY_POINT=, sh bin/tally balance data/sample.txt"
     ran = await me.call("exec_command", workspace_session_id=session, cmd=cmd, yield_time_ms=30_000)
@@ -199,8 +196,7 @@ async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
         *tail(ran["output"], 2),
     )
     done = await me.call("publish_workspace_session", workspace_session_id=session)
-    await me.call("discard_draft", draft_id=draft)
-    me.say(f"publishes: version {done['publish']['revision']['manifest_version']}, and discards the draft")
+    me.say(f"publishes: version {done['publish']['revision']['manifest_version']}; the draft is gone with it")
 
 
 def who_of(conflict: Mapping[str, Any]) -> str:

@@ -21,8 +21,10 @@ STEPS = (
     "bob      adds lib/top.sh",
     "the publication is rejected as a whole, her work is kept",
     "conflict: lib/money.sh (content), published first by alice",
-    "hers:  printf '%d,%02d",
-    "and discards the draft",
+    "opens it on the head, with conflict markers",
+    "<<<<<<< carol",
+    ">>>>>>> alice, version",
+    "the draft is gone with it",
     "11 passed, 0 failed",
     "destroyed: no container, no mount, no process is left",
 )

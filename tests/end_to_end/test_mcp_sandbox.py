@@ -145,7 +145,7 @@ def test_a_conflict_is_told_in_the_text_with_lines_and_author_and_the_way_out_wo
             "base 2, ours 2, theirs 2",
             "by alice",
             sessions["bob"],
-            "stays open",
+            "rebase_workspace_session",
         ):
             assert part in refused.text
         assert "two by alice" in use(wire, "file_read", path="lines").text

@@ -24,6 +24,7 @@ from layerstack.layers.snapshot import Snapshot
 from layerstack.publish.drafts import Draft
 from layerstack.recovery.dead_sessions import DIED
 from layerstack.session.upper import Upper
+from layerstack.model.resolution import MARKERS, Choice
 from layerstack.store import Store
 from tests.trees import DIRECTORY, FILE, Entry, Tree, read_tree, write_tree
 
@@ -239,6 +240,7 @@ def play(
         put(m, "d/h", b"work of h\n")
         shutil.rmtree(f"{m}/new")
         put(m, "new/deep/again", b"made again\n")
+        put(m, "d/again", b"again by h\n")
     journal.note("work", "work of g")
     third = g.to_draft(reason="put aside")
     assert third is not None
@@ -255,10 +257,14 @@ def play(
     ], blocks
     published(8)
     journal.note("work", "work of h")
-    h.rebase()
+    (resolved,) = h.rebase(Choice(MARKERS)).resolved
+    assert (resolved.path, resolved.resolution) == ("d/again", MARKERS)
     acknowledge("rebased", "work of h")
     with shown(h, at("h")) as m:
-        assert get(m, "d/again").endswith(b"once more\n") and not os.path.exists(f"{m}/new/deep/file")
+        clash = get(m, "d/again")
+        assert b"again by h\n|||||||" in clash and b"once more\n>>>>>>>" in clash, clash
+        put(m, "d/again", b"updated\nonce more\nonce more\n")
+        assert not os.path.exists(f"{m}/new/deep/file")
         put(m, "late", b"late work of h\n")
     journal.note("work", "late work of h")
     h.publish(owner="h", request_id="7")

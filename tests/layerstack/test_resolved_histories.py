@@ -48,6 +48,8 @@ def new_lines(base: Tree, tree: Tree) -> set[bytes]:
 def edit(root: str, random: Random, text: bytes) -> None:
     """Change lines in the middle of a few files, as editors do."""
     for path in random.sample(crowd.FILES, 4):
+        if not os.path.isfile(f"{root}/{path}"):
+            continue
         with contextlib.suppress(OSError), open(f"{root}/{path}", "rb") as file:
             lines = file.read().splitlines(keepends=True)
             at = random.choice((3, 3, 7))
