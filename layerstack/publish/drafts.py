@@ -49,15 +49,20 @@ class Draft(NamedTuple):
     """Digest of its tree, as a layer's; empty in drafts that are older than this key."""
     content: int = PLAIN_FORMAT
     """The index format whose digests of files that digest is made of."""
-    unresolved: Unresolved = NOTHING_UNRESOLVED
-    """Files with conflict markers of a rebase, as `Upper.unresolved`."""
+    marked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Items of `unresolved`."""
+
+    @property
+    def unresolved(self) -> Unresolved:
+        """Files with conflict markers of a rebase, as `Upper.unresolved`."""
+        return dict(self.marked)
 
     @property
     def body(self) -> dict[str, Any]:
         """Content of draft.json; an empty `unresolved` is left out, as in older ones."""
         body = {**self._asdict(), "layer_ids": list(self.layer_ids)}
-        del body["unresolved"]
-        return body | ({"unresolved": unresolved_json(self.unresolved)} if self.unresolved else {})
+        del body["marked"]
+        return body | ({"unresolved": unresolved_json(self.unresolved)} if self.marked else {})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -110,7 +115,7 @@ def keep(
         upper,
         work.indexed.digest,
         FORMAT,
-        unresolved,
+        tuple(unresolved.items()),
     )
     folder = folder_of(stack, draft.draft_id)
     stack.check_open()
@@ -202,7 +207,7 @@ def load(stack: Stack, draft_id: str) -> Draft:
     body = records.read(path)
     try:
         body["layer_ids"] = tuple(body["layer_ids"])
-        body["unresolved"] = unresolved_from_json(body.get("unresolved", {}))
+        body["marked"] = tuple(unresolved_from_json(body.pop("unresolved", {})).items())
         draft = Draft(**body)
     except (AttributeError, KeyError, TypeError) as error:
         raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None

@@ -21,10 +21,10 @@ from layerstack.kernel import overlay, syscalls
 from layerstack.kernel.fsync import Step
 from layerstack.kernel.xattrs import FORMS, Form
 from layerstack.layers.snapshot import Snapshot
+from layerstack.model.resolution import MARKERS, Choice
 from layerstack.publish.drafts import Draft
 from layerstack.recovery.dead_sessions import DIED
 from layerstack.session.upper import Upper
-from layerstack.model.resolution import MARKERS, Choice
 from layerstack.store import Store
 from tests.trees import DIRECTORY, FILE, Entry, Tree, read_tree, write_tree
 
