@@ -1,4 +1,4 @@
-"""One entry of a base in the bytes over which the base's hash is made.
+"""Encode one entry of a base for the hash of the base.
 
 A base's root hash is the SHA-256 of its entries in byte order of their paths, the root as `.`. An entry is
 its kind, path, permission bits, and for a file size and digest (`layerstack.kernel.content`), for a symlink

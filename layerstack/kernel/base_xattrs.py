@@ -20,11 +20,13 @@ class Keeping(NamedTuple):
     """The rule by which the store over a base keeps attributes."""
 
     escape: bool = False
-    """Its overlays use `user.overlay.*` (those of an ordinary user do): attributes of files with such names
-    are stored escaped, and shown under their own name.
+    """The store's overlays use `user.overlay.*`, as those of an ordinary user do: file attributes with such
+    names are stored escaped, and shown under their own name.
     """
     acls: bool = True
-    """Access control lists may name any user; inside a user namespace such a list cannot be written again."""
+    """Access control lists are kept. False inside a user namespace, where a list that names any other user
+    cannot be written again.
+    """
 
 
 ALL = Keeping()
@@ -69,7 +71,7 @@ def varies(found: Mapping[str, bytes]) -> bool:
 
 
 def digest(found: Mapping[str, bytes]) -> str:
-    """Give hex digits over names and values as they are stored; empty for none."""
+    """Digest names and values as they are stored, in hex; empty when there are none."""
     if not found:
         return ""
     total = hashlib.sha256()

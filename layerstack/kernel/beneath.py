@@ -1,8 +1,8 @@
 """Open a path below a directory in one call that follows no link: openat2(2). ADR 0067.
 
-A walk that opens each component from the one above has the same result and stays for all else: other systems,
-kernels before 5.6, filters that refuse the call, paths of PATH_MAX and more, and to name the component that
-an error is about.
+A walk, which opens each component from its parent, has the same result. The caller walks where the call is
+not available (other systems, kernels before 5.6, filters that refuse it, paths of PATH_MAX bytes or more),
+and to find the component that an error is about.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def open_beneath(dir_fd: int, path: str | bytes, flags: int) -> int | None:
 
 @functools.cache
 def _is_there() -> bool:
-    """True if this process may call openat2(2), tried once: ENOSYS or EPERM would come back each time."""
+    """True if this process may call openat2(2), tried once: ENOSYS or EPERM would be the answer each time."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,14 +1,14 @@
 """Digest of a file's content, and the places of its holes: holes are not read, so a file of 8 TiB without
 data costs nothing.
 
-The digest is a function of the bytes alone, not of which of them the file system stores. A file without an
-aligned block of BLOCK zero bytes has the SHA-256 of its bytes. Any other file is split into runs of such
-blocks and the data between them, and has the SHA-256 of
+The digest depends on the bytes alone, not on which blocks the file system stores. A file without an aligned
+block of BLOCK zero bytes has the SHA-256 of its bytes. Any other file is split into runs of such blocks and
+the data between them, and has the SHA-256 of
 
     BLOCK zero bytes, then for each run  `z<length>\\n`  or  `d<length>\\n<SHA-256 of its bytes, 32 bytes>`
 
-A shorter rest at the end is not a block. The zero bytes in front keep the two kinds of digest apart: a file
-that consists of the bytes above would itself have the second kind.
+Fewer than BLOCK bytes at the end of a file are not a block. The zero bytes in front keep the two kinds of
+digest apart: a file that consists of the bytes above would itself have the second kind.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ContentHash:
     """
 
     def __init__(self, *, plain: bool = False) -> None:
-        """`plain`: the SHA-256 of the bytes in any case, as before the second kind of digest existed."""
+        """`plain`: always the SHA-256 of the bytes, as before the second kind of digest existed."""
         self._plain = plain
         self._run = hashlib.sha256()  # of the data since the last zero block
         self._size = 0  # of that data
         self._zeros = 0  # bytes of whole zero blocks before it
         self._at = 0  # bytes of the present block
-        self._pending = 0  # that many zero bytes are all that the present block has so far; -1: it has others
+        self._pending = 0  # number of zero bytes while the present block has no other bytes; else -1
         self._total = _IN_FRONT
         self._two = False
 
@@ -165,8 +165,8 @@ def digest_of_file(fd: int, *, leaving: bool = False, plain: bool = False) -> by
     """Digest an open file. Holes are not read.
 
     Args:
-        leaving: start sending what is read to the device, as `fsync.begin_write_out` does.
-        plain: the SHA-256 of the bytes in any case.
+        leaving: start writing out what is read to the device, as `fsync.begin_write_out` does.
+        plain: always the SHA-256 of the bytes.
     Raises:
         OSError; Stopped, between two pieces.
     """
@@ -205,13 +205,13 @@ def digest_at(path: str | bytes, *, plain: bool = False) -> bytes:
 
 
 def has_holes(status: os.stat_result) -> bool:
-    """Check whether the file may have holes of a block. False is certain."""
+    """Check whether the file may have holes of a block. True may be wrong, False never is."""
     return _TELLS and status.st_size >= BLOCK and status.st_blocks * 512 < status.st_size
 
 
 def next_data(fd: int, at: int, size: int) -> int:
-    """Give the offset of the first byte from `at` on that is not in a hole; `size` when all of the rest
-    is.
+    """Give the offset of the first byte from `at` on that is not in a hole; `size` when the rest is one
+    hole.
     """
     try:
         return min(os.lseek(fd, at, os.SEEK_DATA), size)

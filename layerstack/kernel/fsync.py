@@ -1,4 +1,4 @@
-"""Durable writes: write, fsync, rename, fsync the directory. Each durable act calls a named step first.
+"""Durable writes: write, fsync, rename, fsync the directory. Each of these calls `step` with its name first.
 
 `step` is a hook for tests, which kill the process or copy the disk right before the named act. In production
 it is `no_step`, or a function that traces.
@@ -86,7 +86,7 @@ def fsync_dirs(root: str, paths: Iterable[str], *, followed: bool) -> None:
 
     Args:
         followed: the caller fsyncs something else of this file system before it relies on the names. Where
-            `keeps_order` holds, nothing is done then.
+            `keeps_order` is true, this function then does nothing.
     """
     folders = list(paths)
     if keeps_order(root):
@@ -98,19 +98,19 @@ def fsync_dirs(root: str, paths: Iterable[str], *, followed: bool) -> None:
 def sync_files(
     root: str, files: Iterable[str], directories: Iterable[str], *, followed: bool = False
 ) -> None:
-    """Make files and directories durable: an fsync each up to 64 of them, one syncfs of root's file system
-    above.
+    """Make files and directories durable: up to 64 files by an fsync each, more by one syncfs of root's file
+    system.
 
-    The data of all files is sent out before the first is waited for, so that one commit of the journal covers
-    them all: 4 small files take 0.8 ms instead of 3.9 ms.
+    The write-out of all files is started before the wait for the first, so that one commit of the journal
+    covers them all: 4 small files take 0.8 ms instead of 3.9 ms.
 
     Args:
         root: a directory on the file system concerned.
         files, directories: paths. Anything but a regular file (a symlink, a device) is made durable by the
             fsync of its directory.
         followed: the caller fsyncs something else of this file system before it relies on them. Where
-            `keeps_order` holds, the data is then only written out and waited for: that later fsync flushes
-            the device and commits the journal for all of them.
+            `keeps_order` is true, this function then only writes the data out and waits for it: the later
+            fsync flushes the device and commits the journal for all of them.
     """
     rest, orderly = iter(files), keeps_order(root)
     some = list(itertools.islice(rest, FSYNC_EACH_UP_TO + 1))
@@ -184,8 +184,8 @@ def replacing(path: str, *, mode: int = 0o644, step: Step = no_step, name: str =
     """Write a file that takes the place of `path` in one rename. On an exception `path` is unchanged and no
     temporary file is left.
 
-    Returns from the block only when the bytes and the name are on disk. Steps: `<name>.write`,
-    `<name>.fsync`, `<name>.rename`, `<name>.fsync_dir`.
+    The block is left only when the bytes and the name are on disk. Steps: `<name>.write`, `<name>.fsync`,
+    `<name>.rename`, `<name>.fsync_dir`.
     """
     name = name or os.path.basename(path)
     directory = os.path.dirname(path) or "."
@@ -290,7 +290,7 @@ def rename_exchange(one: str, other: str) -> None:
 
 @contextlib.contextmanager
 def suppress_errno(*codes: int) -> Generator[None]:
-    """Ignore the listed errnos in best-effort clean-up; any other OSError passes."""
+    """Ignore the listed errnos in best-effort clean-up; any other OSError is raised."""
     try:
         yield
     except OSError as error:
@@ -302,7 +302,7 @@ def best_effort() -> contextlib.AbstractContextManager[None]:
     """Ignore every errno of the kernel: for work that gc or the next open repeats, or that undoes something
     after a more important error.
 
-    An OSError with any other errno is a bug of ours, and passes.
+    An OSError with any other errno is a bug of ours, and is raised.
     """
     return suppress_errno(*range(1, 134))
 
@@ -346,8 +346,8 @@ def _remove_directory(path: str) -> None:
 
 
 def _remove_flattened(path: str) -> None:
-    """Move each directory below `path` up into `path` first, so that neither names nor the stack grow
-    long.
+    """Move each directory below `path` up into `path` first, so that paths stay short and the recursion
+    shallow.
     """
     moved, left = 0, [path]
     mark = f".flat-{os.urandom(6).hex()}"

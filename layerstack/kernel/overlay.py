@@ -116,9 +116,9 @@ def check_count(lowers: int) -> None:
 
 @contextlib.contextmanager
 def _short(path: str) -> Generator[str]:
-    """Give `path`, or for the length of the block a name of it that fsconfig takes. A backslash escapes in
-    upperdir and workdir, not in `lowerdir+`; a colon separates in `lowerdir`; before Linux 6.5 a value
-    cannot contain a comma.
+    """Give `path`, or an alias of it that fsconfig accepts and that is valid within the block. A backslash
+    escapes in upperdir and workdir, not in `lowerdir+`; a colon separates in `lowerdir`; before Linux 6.5 a
+    value cannot contain a comma.
     """
     if len(os.fsencode(path)) <= _VALUE_MAX and not set(path) & set("\\:,"):
         yield path
@@ -230,8 +230,8 @@ def in_use(upperdir: str, other_fs_dir: str) -> bool:
         other_fs_dir: any directory of another file system.
 
     overlayfs with index=on claims the upperdir (EBUSY when it is claimed already) before it checks the
-    workdir, which is invalid here (EINVAL). Takes about 1.5 ms: an assertion, not something to poll. Source:
-    ovl_get_upper, ovl_get_workdir in fs/overlayfs/super.c.
+    workdir, which is invalid here (EINVAL). Takes about 1.5 ms: good for an assertion, too slow to poll.
+    Source: ovl_get_upper, ovl_get_workdir in fs/overlayfs/super.c.
     """
     fd = syscalls.fsopen("overlay")
     try:
@@ -260,7 +260,7 @@ _ELSEWHERE = ("/proc", "/dev/shm", "/sys", "/tmp", "/dev", "/run")
 
 
 def is_mounted(upperdir: str) -> bool:
-    """`in_use` with a directory of another file system found here; False where this process may not ask."""
+    """Find a directory of another file system and call `in_use` with it; False after any error."""
     device = os.stat(upperdir).st_dev
     for other in _ELSEWHERE:
         try:

@@ -1,5 +1,5 @@
-"""Records: small JSON files of the store with a format number and a checksum. Anything that `write` did not
-write is StoreCorrupt, named.
+"""Records: small JSON files of the store with a format number and a checksum. A file that `write` did not
+write raises StoreCorrupt with its name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORMAT = 1
 
 _DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 """errnos for a file that is itself damaged: a bad block, a broken inode, another kind of file in its place.
-Any other errno concerns the moment.
+Any other errno may be temporary.
 """
 
 

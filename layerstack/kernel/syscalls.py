@@ -404,7 +404,7 @@ def openat2(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> in
 
 @functools.cache
 def _openat2() -> Callable[[int, int, bytes, bytes, int], int]:
-    """syscall(2) with fixed types: a path of each file call comes by here, and `syscall` is slower."""
+    """Make a caller of syscall(2) with fixed types: each file operation uses it, and `syscall` is slower."""
     kind = ctypes.CFUNCTYPE(
         ctypes.c_long,
         ctypes.c_long,

@@ -1,9 +1,9 @@
 """Recognise temporary entries inside a live mount that were not yet renamed into place.
 
 A directory is completed inside another one that has such a name and mode. A file is written without a name;
-its temporary name contains its modification time. Both are recognisable from the first moment on, and the
-entry that is renamed has nothing unusual: whenever a process is killed, its leftovers differ from what the
-session wrote, and a capture leaves them out.
+its temporary name contains its modification time. Both can be recognised as soon as they exist, and an entry
+that was renamed into place has no trace of them. Whenever a process is killed, its leftovers thus differ from
+what the session wrote, and a capture leaves them out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def file_name(mtime_ns: int) -> str:
 
 
 def may_be(name: str) -> bool:
-    """Check whether it is one of these names."""
+    """Check whether `name` has the form of these names."""
     return name.startswith(_PREFIX) and _NAME.fullmatch(name) is not None
 
 

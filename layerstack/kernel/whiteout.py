@@ -26,7 +26,7 @@ def is_whiteout(status: os.stat_result) -> bool:
 
 
 def is_plain_file_whiteout(path: str, size: int, form: Form) -> bool:
-    """Check whether the regular file at `path` is a whiteout, in the form that needs no device."""
+    """Check whether the regular file at `path` is a whiteout that needs no device."""
     return size == 0 and get_overlay_xattr(path, form.whiteout) is not None
 
 

@@ -1,7 +1,7 @@
 """Stop long work of one caller: loops over many entries or many bytes call `check`, which raises.
 
-The question belongs to the context (contextvars) in which the work was started; a thread that runs in a copy
-of that context asks the same one.
+`why` is kept in the context (contextvars) in which the work was started; a thread that runs in a copy of that
+context calls the same function.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from contextvars import ContextVar
 from layerstack.errors import Stopped
 
 Why = Callable[[], str | None]
-"""Gives the reason to stop, or None to go on. May be called from any thread."""
+"""Function that returns the reason to stop, or None to continue. Any thread may call it."""
 
 _asked: ContextVar[Why | None] = ContextVar("layerstack.model.cancel", default=None)
 
 
 @contextlib.contextmanager
 def stoppable(why: Why | None) -> Generator[None]:
-    """Make work in this block end with `Stopped` soon after `why` gives a reason. None: nothing stops it,
-    whatever an outer block says.
+    """Make work in this block end with `Stopped` soon after `why` returns a reason. With None nothing stops
+    the work, also when an outer block has a reason.
     """
     token = _asked.set(why)
     try:

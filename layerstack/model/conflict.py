@@ -62,8 +62,8 @@ ABSENT = Fingerprint("absent")
 
 
 class Hunk(NamedTuple):
-    """A region that both sides changed: (first line, number of lines) in each text. Lines count from 1; a
-    range of 0 lines is before the line that it names.
+    """A region that both sides changed: (first line, number of lines) in each text. Lines count from 1; an
+    empty range is in front of the line with its number.
     """
 
     base: tuple[int, int]
@@ -126,7 +126,7 @@ class TornUnit(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """Text that says how to resolve it. No single file of the unit is to be redone alone."""
+        """Explain how to resolve the conflict: for the unit as a whole, since its files belong together."""
         if self.name != "git":
             return (
                 "rebase with on_conflict: one side's is taken as a whole, the other one is kept beside it; "
@@ -153,7 +153,7 @@ class TornUnit(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """A path that could not be decided: ours is the session, theirs the head."""
+    """A path that a publication could not decide. Ours is the session's side, theirs the head's."""
 
     path: str
     cls: str
@@ -220,8 +220,8 @@ class Notice(NamedTuple):
     others: tuple[str, ...] = ()
     version: int | None = None
     unseen: tuple[str, ...] = ()
-    """The version that the session saw, and the inputs of builds that the head has otherwise; set on
-    `built_on`, which concerns no single path.
+    """Set on `built_on`, which is not about a single path: the version that the session saw, and the build
+    inputs whose content differs in the head.
     """
 
     def to_json(self) -> dict[str, Any]:

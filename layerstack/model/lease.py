@@ -61,13 +61,13 @@ class Leases:
             self.on_change("released", lease)
 
     def all(self) -> tuple[Lease, ...]:
-        """Every lease held now, those of readers included."""
+        """List all current leases, those of readers included."""
         with self._lock:
             return tuple(self._held.values())
 
     def boundaries(self) -> tuple[Lease, ...]:
-        """Leases on versions that are compared with or opened again: no such version may end inside a
-        squashed run of layers.
+        """List the leases on versions that are later compared with or opened again. The newest layer of such
+        a version may only be the newest layer of a squashed run.
         """
         return tuple(lease for lease in self.all() if lease.kind != READER)
 

@@ -29,7 +29,7 @@ _WRITTEN_LAYER = re.compile(r'\{"layer_id":"(B000001-base|[LS][0-9]{6,}-[0-9a-f]
 
 
 def is_layer_id(value: object) -> bool:
-    """Check whether a layer may have that id."""
+    """Check whether `value` is a well-formed layer id."""
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
@@ -42,7 +42,7 @@ class LayerRef(NamedTuple):
 
     @property
     def is_base(self) -> bool:
-        """True for the tree below all layers."""
+        """True for the base, the lowest layer."""
         return self.layer_id == BASE_ID
 
 
@@ -58,8 +58,8 @@ def published_id(version: int, digest: str) -> LayerId:
 
 
 def squashed_id(version: int, digest: str, replaced: Iterable[str]) -> LayerId:
-    """Give the id of the layer that replaces others at the squash that makes `version`. Two runs with one
-    tree have different ids.
+    """Give the id of the layer that replaces the layers `replaced` in a squash; `version` is the version that
+    the squash makes. Runs of different layers with equal trees get different ids.
     """
     return LayerId(f"S{version:06d}-{hashlib.sha256(' '.join((digest, *replaced)).encode()).hexdigest()[:8]}")
 
@@ -69,7 +69,9 @@ def _canonical(value: object) -> bytes:
 
 
 class Manifest(NamedTuple):
-    """A version: rises by one per publish and per squash; `layers` is newest first and ends with the base."""
+    """A version of the stack. `version` rises by one per publish and per squash; `layers` is newest first and
+    ends with the base.
+    """
 
     version: int
     layers: tuple[LayerRef, ...]
@@ -165,8 +167,8 @@ class Manifest(NamedTuple):
 
 
 def listed(layers: Iterable[LayerRef]) -> bytes:
-    """Give the layers as a manifest file lists them. The list of an older version of one stack is the end of
-    a newer one's.
+    """Give the layers as a manifest file lists them. Unless a squash came between, the list of an older
+    version is the end of the list of a newer one.
     """
     return ",".join([f'{{"layer_id":"{layer_id}","path":"{path}"}}' for layer_id, path in layers]).encode()
 

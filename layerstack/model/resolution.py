@@ -1,4 +1,4 @@
-"""Conflicts that a rebase resolves: the sides that its caller names, and what became of each path."""
+"""Conflicts that a rebase resolves: the sides that the caller chooses, and the result for each path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Choice(NamedTuple):
 
     on_conflict: str = REFUSE
     paths: Mapping[str, str] = MappingProxyType({})
-    """Sides of single paths; that of a directory counts for what is in it."""
+    """Sides of single paths; the side of a directory applies to everything in it."""
     label: str = "ours"
     """Name of the session's side in conflict markers."""
 
@@ -32,17 +32,19 @@ class Choice(NamedTuple):
 
 
 class ResolvedConflict(NamedTuple):
-    """A conflict that was resolved. Both sides are still there: `resolution` names the one at the path, or is
-    `markers`, and the other one lies at `kept_as`.
+    """A conflict that was resolved. Neither side is lost: `resolution` names the side that is now at the
+    path, or is `markers`; the other side is at `kept_as`.
     """
 
     path: str
     cls: str
     resolution: str
     kept_as: str | None = None
-    """None: the other side has nothing at the path, or the markers show it."""
+    """None: the other side has nothing at the path, or the text with markers contains it."""
     why: str | None = None
-    """Reason why markers were asked for and a side was taken: not_text, too_large, marker_length, no_text."""
+    """Reason why a side was taken although markers were requested: not_text, too_large, marker_length,
+    no_text.
+    """
     theirs_version: int | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ after the other:
 
     <path> NUL <f or d> <mode, octal> <size> <mtime in ns> <SHA-256 of the content in hex, or -> LF
 
-A file of a run has one name, fewer than FILE_MAX bytes and no setuid or setgid bit. A directory of a run is
-not opaque, and has neither size nor digest.
+A file of a run has a single name (hard link), fewer than FILE_MAX bytes and no setuid or setgid bit. A
+directory of a run is not opaque, and has neither size nor digest.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ SECOND, MILLISECOND = 1_000_000_000, 1_000_000
 
 
 def spread(times: Sequence[int], first: int, last: int) -> Callable[[int], int]:
-    """Map sorted, distinct times to others in the same order: up to `last`, a millisecond apart where there
-    is room from `first` on, and always later than the millisecond before `first`, since some tools compare
-    milliseconds only.
+    """Map sorted, distinct times to new times in the same order. The new times end at `last`, are a
+    millisecond apart where all of them then fit after `first`, and are later than the millisecond before
+    `first`, since some tools compare milliseconds only.
     """
     first = -(-first // MILLISECOND) * MILLISECOND
     count, last = len(times), max(first, last)
@@ -21,7 +21,7 @@ def spread(times: Sequence[int], first: int, last: int) -> Callable[[int], int]:
 
 
 def below(bound: int) -> int:
-    """Give a time before the second that contains `bound`: some tools compare seconds only. Later times are
-    replaced.
+    """Give the last millisecond before the second that contains `bound`: some tools compare seconds only.
+    Callers replace later times.
     """
     return bound // SECOND * SECOND - MILLISECOND

@@ -27,7 +27,7 @@ class Roles(NamedTuple):
     """The roles of paths in the work of one session."""
 
     ignored: Callable[[str, bool], bool]
-    """Says whether a path is ignored, given whether it is a directory."""
+    """Predicate (path, is it a directory?) -> is the path ignored?"""
     inputs: RuleSet | None
     written: Collection[str] = ()
     """Files that were last written by `file_write` or `file_edit`."""

@@ -21,7 +21,7 @@ from layerstack.model.paths import parent
 from layerstack.text.wildmatch import SPECIAL, Pattern, compile_pattern
 
 Ignored = Callable[[str, bool], bool]
-"""Says whether a path is ignored, given whether it is a directory."""
+"""Predicate (path, is it a directory?) -> is the path ignored?"""
 
 FILE_MAX = 256 << 10
 """Bytes of a `.gitignore`; a larger one has no rules."""
@@ -82,8 +82,9 @@ class IgnoreRules:
     once per content.
 
     Args:
-        read: gives the bytes of a path such as `sub/.gitignore`, at least one more than FILE_MAX of a larger
-            file; None when it is absent or not a regular file (git does not follow a symlink there).
+        read: returns the bytes of a path such as `sub/.gitignore`, of a file larger than FILE_MAX at least
+            FILE_MAX + 1 of them; None when the path is absent or not a regular file (git does not follow a
+            symlink there).
     """
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
@@ -92,13 +93,13 @@ class IgnoreRules:
         self.weight = 0
         """Estimated bytes of what is remembered."""
         self.refused: dict[str, str] = {}
-        """Files beyond the limits that were met, at most 100 of them, and why."""
+        """Files found beyond the limits, at most 100 of them -> the limit that each exceeds."""
 
     def ignored(self, path: str, is_dir: bool) -> bool:
         """Check whether git would ignore `path` if it were untracked. The root is never ignored.
 
         Cost: a look-up and one or two regular expressions per `.gitignore` on the way up, one more per
-        pattern with `**` inside; the same once for each new directory.
+        pattern with `**` inside; and the same once more for each directory that is new to this object.
         """
         if not path:
             return False
@@ -151,8 +152,8 @@ class IgnoreRules:
 
 
 class _IgnoreDirectory(NamedTuple):
-    """A directory that is ignored; or the files whose rules apply in it, its own first: (bytes of a path
-    above the file, its rules).
+    """A directory: ignored, or with the files whose rules apply in it, its own first. A file is (length of
+    the part of a path that is above the file's directory, its rules).
     """
 
     excluded: bool
@@ -174,15 +175,15 @@ def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> 
 
 
 def named(rules: RuleSet | None, path: str) -> bool:
-    """Check whether the lines, read as a `.gitignore` at the root, name this very file; rules for directories
-    above it do not count.
+    """Check whether the lines, read as a `.gitignore` at the root, match this file itself; rules that match a
+    directory above it do not count.
     """
     raw = os.fsencode(path)
     return rules is not None and _verdict(rules, raw[raw.rfind(b"/") + 1 :], raw, False) is True
 
 
 def _verdict(found: RuleSet, name: bytes, below: bytes, is_dir: bool) -> bool | None:
-    """Give True or False by the last rule that matches, None when no rule of this file does."""
+    """Give True or False by the last rule that matches, None when no rule of this file matches."""
     best = _NO_RULE
     if (ranks := found.names.get(name)) is not None:
         best = ranks[is_dir]

@@ -24,8 +24,8 @@ SCANNED = 1 << 20
 GRAM = 8
 """Lines of a run that serves as an anchor where single lines repeat."""
 SMALL = 1 << 14
-"""Product of the numbers of lines up to which a gap gets the shortest script, while half of the budget is
-left.
+"""Size of the largest gap (product of its numbers of lines) that gets the shortest script while half of the
+budget is left.
 """
 
 Numbers = Sequence[int]
@@ -97,11 +97,11 @@ def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Reg
 
     A gap, at first the whole of both texts, is handled by the first rule that applies:
 
-    1. Equal lines at its start and end are matched (`_trim`). An empty side, or a spent budget, ends it.
-    2. Up to SMALL, while half of the budget is left: the shortest edit script (`_shortest`).
-    3. The lines that both sides have are in one order: all are matched (`_in_one_order`).
-    4. Anchors divide it into smaller gaps (`_divide`).
-    5. Else the shortest edit script, as far as the budget goes.
+    1. Equal lines at its start and end are matched (`_trim`). The gap is done when a side is empty or the
+        budget is spent. 2. Up to SMALL, while half of the budget is left: the shortest edit script
+        (`_shortest`). 3. The common lines are in the same order on both sides: all are matched
+        (`_in_one_order`). 4. Anchors divide it into smaller gaps (`_divide`). 5. Else the shortest edit
+        script, as far as the budget allows.
 
     Lines without a match are changed. At the end pure insertions and deletions move down as far as they can.
 
@@ -162,7 +162,8 @@ def _at_anchors(
 
     Args:
         extended: equal lines after an anchor join its match, as trimming the next gap would match them
-            anyway. A further anchor among them is part of that match: its line has one place on each side.
+            anyway. A further anchor among them is part of that match, since its line occurs once on each
+            side.
     """
     if not pairs:
         return []
@@ -256,10 +257,10 @@ def _regions(matches: list[Match], size_a: int, size_b: int) -> list[Region]:
 
 
 def _in_one_order(a: array[int], b: array[int], gap: Region) -> list[Match] | None:
-    """Match all lines that both sides of a gap have, when they are in one order on both; else None.
+    """Match all common lines of a gap when they are in the same order on both sides; else None.
 
-    There is no other way to match all of them. None means that lines moved or are repeated differently. Texts
-    that differ by edits alone cost a few set operations.
+    No other match contains all common lines. None means that lines moved or are repeated differently. Texts
+    in which nothing moved cost a few set operations.
     """
     alo, ahi, blo, bhi = gap
     of_a, of_b = a[alo:ahi], b[blo:bhi]
@@ -327,7 +328,7 @@ def _grams(a: array[int], lo: int, hi: int) -> list[int]:
 def _slide(a: Numbers, b: Numbers, regions: list[Region]) -> list[Region]:
     """Move pure insertions and deletions down as far as they can, joining regions that then touch.
 
-    This gives one form to one change, so that the same change on both sides is recognised as the same.
+    Each change then has one possible position, so that the same change on both sides compares equal.
     """
     out: list[Region] = []
     for region in reversed(regions):

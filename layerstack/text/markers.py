@@ -39,8 +39,8 @@ class Labels(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """A text with markers: the lines with a label, without their newline, are found in it and in none of the
-    three texts.
+    """A text with markers, and its marker lines that have a label, without their newline; none of the three
+    texts contains such a line.
     """
 
     content: bytes

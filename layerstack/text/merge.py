@@ -17,8 +17,8 @@ _FAR = 1 << 60
 
 
 class Merged(NamedTuple):
-    """Clean: the text and no hunks. Conflict: every hunk, in order, and None or, where hunks are written, the
-    text.
+    """Result of a merge. Without a conflict: the text, and no hunks. With conflicts: the hunks in order, and
+    the text if the caller writes hunks, else None.
     """
 
     content: bytes | None
@@ -40,14 +40,14 @@ def merge(
     the caller has checked.
 
     Args:
-        adjacent: edits that only touch are not a hunk, unless they begin at one line.
-        write_hunk: texts of a hunk in base, ours and theirs -> what the merged text has in their place. A
-            text that ends without a newline is the end of its file.
+        adjacent: edits that only touch are not a hunk, unless they begin at the same line.
+        write_hunk: texts of a hunk in base, ours and theirs -> the text that replaces the hunk. A text that
+            ends without a newline is the end of its file.
     Returns:
         Merged; a hunk's ranges are (first line, from 1; number of lines), and a range of 0 lines is before
             the line that it names.
-    Cost: O(lines) memory, each distinct line kept once; O(lines) time plus at most 2 * BUDGET steps.
-    Source: git-merge-file(1), whose rules these are; only repeated lines may be aligned differently.
+    Cost: O(lines) memory, each distinct line kept once; O(lines) time plus at most 2 * BUDGET steps. Source:
+    git-merge-file(1), which has the same rules; only repeated lines may be aligned differently.
     """
     if ours == theirs or base == theirs:
         return Merged(ours, ())

@@ -1,5 +1,5 @@
 """Find the shortest edit script between two sequences of numbers by Myers' algorithm, under a budget;
-sequences too far apart get none.
+sequences that differ too much get no script.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 BUDGET = 400_000
 """Inner steps of Myers' algorithm for one diff: about 0.2 s of pure Python."""
 MAX_DISTANCE = 600
-"""Edit distance of one gap above which it counts as replaced."""
+"""Edit distance above which a whole gap counts as replaced."""
 
 _FAR = 1 << 60
-"""Further than any sequence is long."""
+"""A number larger than the length of any sequence."""
 
 
 class Budget:

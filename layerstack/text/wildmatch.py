@@ -1,9 +1,9 @@
 """Patterns of `.gitignore`: git's wildmatch over bytes, in time proportional to the pattern times the path.
 
-A pattern without `**` is one regular expression. One with `**` is a row of segments, runs of adjacent whole
-names, with gaps between them; each segment is placed at the first name where it fits. A later place never
-allows more, so no choice is taken back, and any number of `**` costs one pass over the path. Source:
-wildmatch.c of git.
+A pattern without `**` is one regular expression. A pattern with `**` is a sequence of segments, each of
+adjacent whole names, with gaps between them; each segment is placed at the first name where it fits. A later
+place never allows a match that the first place excludes, so there is no backtracking: any number of `**`
+costs one pass over the path. Source: wildmatch.c of git.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def compile_pattern(pattern: bytes, *, whole: bool) -> Pattern | None:
     """Compile a wildmatch pattern; None when it can match nothing.
 
     Args:
-        whole: it is compared with a path, not with a name: only then `**` differs from `*`.
+        whole: the pattern is compared with a path, not with a name: only then `**` differs from `*`.
     """
     if not any(c in SPECIAL for c in pattern):
         return Pattern(literal=pattern)
@@ -217,7 +217,7 @@ def _tokens(pattern: bytes, whole: bool) -> list[bytes] | None:
             if whole and end - at > 1 and begins and ends:
                 close(last=True)
                 if out[-1:] == [_NAMES]:
-                    out.pop()  # of two runs the second says it all
+                    out.pop()  # the second of two adjacent runs suffices
                 if pattern[end : end + 1] == b"/":
                     out.append(_NAMES)
                     end += 1
