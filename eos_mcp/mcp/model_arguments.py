@@ -129,7 +129,8 @@ def _member(items: Mapping[str, Any], value: Any) -> Any:
     """One object of an array, without nulls and with its booleans and numbers in their types."""
     if not _object(value):
         return value
-    types = {name: part.get("type") for name, part in (items.get("properties") or {}).items()}
+    properties: Mapping[str, Any] = items.get("properties") or {}
+    types: dict[str, Any] = {name: part.get("type") for name, part in properties.items()}
     found: dict[str, Any] = {}
     for name, inner in value.items():
         if inner is None or (inner == "" and types.get(name, "string") != "string"):

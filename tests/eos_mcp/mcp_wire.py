@@ -24,13 +24,17 @@ END_S = 60.0  # for the end of a process whose tools would run for minutes
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
+    "io.modelcontextprotocol/clientInfo": {"name": "claude-code", "version": "1"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 
 
 def initialize(request_id: int | str = 0, version: str = "2025-11-25") -> dict[str, Any]:
-    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "wire", "version": "1"}}
+    params = {
+        "protocolVersion": version,
+        "capabilities": {},
+        "clientInfo": {"name": "claude-code", "version": "1"},
+    }
     return {"jsonrpc": "2.0", "id": request_id, "method": "initialize", "params": params}
 
 

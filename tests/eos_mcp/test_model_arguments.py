@@ -5,7 +5,7 @@ and the sandbox of a call that names none.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -116,13 +116,21 @@ def test_every_refusal_shows_a_call_that_passes(name: str) -> None:
         catalog.build(one, {**({"sandbox_id": "s"} if one.scope == "sandbox_required" else {}), **shown_call})
 
 
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def is_dict(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
 def strict(definition: dict[str, Any]) -> dict[str, Any]:
     """The published conversion to OpenAI's strict form: every property required, no default, no free keys."""
 
     def convert(node: Any) -> Any:
-        if isinstance(node, list):
+        if is_list(node):
             return [convert(one) for one in node]
-        if not isinstance(node, dict):
+        if not is_dict(node):
             return node
         found = {key: convert(value) for key, value in node.items() if key != "default"}
         if found.get("type") == "object":
@@ -141,7 +149,14 @@ def filled(node: dict[str, Any], *, null: bool) -> Any:
         return None
     if "enum" in node:
         return ""
-    empty = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
+    empty: dict[str, Any] = {
+        "string": "",
+        "integer": 0,
+        "number": 0,
+        "boolean": False,
+        "array": [],
+        "object": {},
+    }
     return empty[node["type"]]
 
 
@@ -185,7 +200,7 @@ def test_gemini_and_bedrock_take_every_definition(definition: dict[str, Any]) ->
     import re
 
     def check(node: Any, depth: int) -> None:
-        if not isinstance(node, dict):
+        if not is_dict(node):
             return
         assert depth <= 5, "deeper than Gemini and Bedrock take"
         assert set(node) <= GEMINI, f"{definition['name']}: {set(node) - GEMINI}"

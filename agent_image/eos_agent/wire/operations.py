@@ -216,7 +216,7 @@ RUNTIME: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to run in. Omit for a fresh one that publishes at its end."),
             Argument("timeout_ms", "integer", help="Kill it after this long, in ms.", minimum=0),
-            _YIELD,
+            _YIELD._replace(help="Longest wait for the end, in ms; 0: none."),
             Argument("cwd", "path", help="Directory to run in.", ours=True),
             Argument(
                 "env",
