@@ -1,4 +1,4 @@
-"""Cancel requests by their id, from their arrival on, before there is a command to kill."""
+"""Cancel requests by id, also before they arrive and before they have a command to kill."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ class Cancellations:
             )
 
     async def take(self, args: dict[str, Any]) -> tuple[str, bool]:
-        """Wait for a start in progress of the named request; return the id, and whether there was one.
+        """Cancel a start in progress of the named request and wait for its end; return the id, and True if
+        there was such a start.
 
-        The gateway sets `in_flight` while it waits for the answer to that request: if the request arrives
-        later, it is refused.
+        The gateway sets `in_flight` while it waits for the answer to that request; the caller then uses
+        `expect`, so that the request is refused if it arrives later.
         """
         request_id = args.get("request_id")
         if not isinstance(request_id, str) or not request_id:
@@ -81,7 +82,7 @@ class Cancellations:
         return request_id, started is not None
 
     def expect(self, request_id: str) -> None:
-        """Refuse that request when it arrives. The newest 256 ids are kept."""
+        """Refuse the request when it arrives. The newest 256 ids are kept."""
         self._cancelled[request_id] = None
         while len(self._cancelled) > KEPT:
             self._cancelled.popitem(last=False)

@@ -1,4 +1,4 @@
-"""A thread pool for captures, which read every file that a session wrote, and can be stopped.
+"""A thread pool for captures. A capture reads every file that a session wrote, and can be stopped.
 
 The time of a capture grows with the work of the session. In the pool of all blocking calls a few captures
 would occupy every thread; here captures wait for captures only.
@@ -17,8 +17,8 @@ from layerstack.model.cancel import stoppable
 T = TypeVar("T")
 
 KEPT = 256
-"""Largest number of ids kept of requests that were cancelled before their capture began; the newest are
-kept."""
+"""Number of ids kept of requests that were cancelled before their capture began; the oldest are forgotten
+first."""
 CANCELLED = "the request was cancelled"
 SHUTTING_DOWN = "the agent is shutting down"
 
@@ -30,15 +30,15 @@ class _Capture:
         self.cancelled = False
 
     def take(self) -> bool:
-        """Consume the cancellation: True once. Keeping the work afterwards, which may take long too, is not
-        stopped."""
+        """Consume the cancellation: True only once, so that keeping the work afterwards, which may take long
+        too, is not stopped."""
         was, self.cancelled = self.cancelled, False
         return was
 
 
 class Captures:
-    """A pool for at most `width` captures at a time; others wait in order. All but the calls themselves runs
-    on the event loop."""
+    """A pool for at most `width` captures at a time; others wait in order. Its methods run on the event loop,
+    the captures in threads."""
 
     def __init__(self, width: int) -> None:
         self._pool = Pool(width, "eos-capture")
@@ -47,8 +47,8 @@ class Captures:
         self._ending = False
 
     async def run(self, call: Callable[[], T], *, request_id: str | None = None) -> T:
-        """Run call() in a thread and return its result. `cancel` of that request, or `stop`, stops it between
-        two files.
+        """Run call() in a thread and return its result. `cancel(request_id)` and `stop()` stop the call
+        between two files.
 
         Raises:
             Stopped: it was stopped, and nothing was published. Errors of call() are passed on.
@@ -79,30 +79,31 @@ class Captures:
                 del self._known[request_id]
 
     def cancel(self, request_id: str) -> bool:
-        """Stop the capture of that request. False: it has none."""
+        """Stop the capture of that request; return False if it has none."""
         found = self._known.get(request_id, [])
         for capture in found:
             capture.cancelled = True
         return bool(found)
 
     def expect(self, request_id: str) -> None:
-        """Refuse that request when its capture begins."""
+        """Stop the capture of that request as soon as it begins."""
         self._expected[request_id] = None
         while len(self._expected) > KEPT:
             self._expected.popitem(last=False)
 
     def stop(self) -> None:
-        """Stop all captures, also later ones: the agent ends. Its next start recovers unpublished work."""
+        """Stop all captures, later ones too, since the agent ends. The next agent recovers unpublished
+        work."""
         self._ending = True
 
     @property
     def active(self) -> int:
-        """Number of captures that run."""
+        """Number of running captures."""
         return self._pool.active
 
     @property
     def waiting(self) -> int:
-        """Number of captures that wait for a thread."""
+        """Number of captures waiting for a thread."""
         return self._pool.waiting
 
     def close(self) -> None:

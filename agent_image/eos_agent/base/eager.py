@@ -1,5 +1,5 @@
-"""Start a task in the caller's step, up to its first wait: asyncio's eager tasks, and the same for Python
-3.11, which has none.
+"""Start a task and run it at once up to its first wait: asyncio's eager tasks, and an equivalent for Python
+3.11, which lacks them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ T = TypeVar("T")
 
 
 def start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start `work` as a task and run it to its first wait or its end. Its callbacks are called one turn of
-    the loop later, at the earliest.
+    """Start `work` as a task and run it to its first wait or its end. Its done callbacks are called in the
+    next turn of the loop at the earliest.
 
-    During that step it is the current task and has a context of its own. Not to be called from within a task.
+    During that first step the new task is the current task and has a context of its own. Do not call this
+    from within a task.
     """
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
     context = copy_context()
     begun = _Begun(work)
     task = loop.create_task(begun, context=context)
-    # For other implementations of tasks, by Python's page on extending asyncio (asyncio-extending).
+    # Both functions exist for other implementations of tasks; Python's page asyncio-extending describes them.
     asyncio.tasks._enter_task(loop, task)  # type: ignore[attr-defined, unused-ignore]  # pyright: ignore
     try:
         context.run(begun.begin)

@@ -1,4 +1,4 @@
-"""The agent's log: standard error, one line per event, JSON with its fields."""
+"""The agent's log: standard error, one JSON line per event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def log(event: str, **fields: Any) -> None:
 
 
 def failure(event: str, error: BaseException, **fields: Any) -> None:
-    """Log an exception; with its traceback, unless the store or the kernel raised it on purpose."""
+    """Log an exception, with its traceback unless the store or the kernel raised it on purpose."""
     if isinstance(error, (LayerStackError, OSError)):
         log(event, error=type(error).__name__, **{"message": str(error), **fields})
         return
@@ -25,7 +25,7 @@ def failure(event: str, error: BaseException, **fields: Any) -> None:
 
 
 def line(value: object) -> None:
-    """Write a text as it is, any other value as JSON."""
+    """Write a line: a text unchanged, any other value as JSON."""
     try:
         sys.stderr.write(
             (value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, default=str)) + "\n"

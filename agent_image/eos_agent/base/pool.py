@@ -21,8 +21,8 @@ class Pool:
         self._counting = threading.Lock()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run call() in a thread, in the caller's context, and return its result. It runs to its end even if
-        the caller is cancelled."""
+        """Run call() in a thread, in the caller's context, and return its result. The call runs to its end
+        even if the caller is cancelled."""
         context = contextvars.copy_context()
 
         def counted() -> T:
@@ -38,12 +38,12 @@ class Pool:
 
     @property
     def active(self) -> int:
-        """Number of calls that run."""
+        """Number of running calls."""
         return min(self._asked, self._width)
 
     @property
     def waiting(self) -> int:
-        """Number of calls that wait for a thread."""
+        """Number of calls waiting for a thread."""
         return max(0, self._asked - self._width)
 
     def later(self, call: Callable[[], object]) -> None:

@@ -21,8 +21,8 @@ INLINE_BYTES = 64 * 1024
 def inline_conflicts(
     conflicts: Sequence[Conflict], start: int = 0
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """The conflicts from `start` on that fit into one answer (100 and 64 KiB), and the start of the next page
-    or None."""
+    """The conflicts from `start` on that fit into one answer (at most 100, and 64 KiB), and the start of the
+    next page, or None."""
     out: list[dict[str, Any]] = []
     size = 0
     for index in range(start, len(conflicts)):

@@ -1,6 +1,6 @@
-"""A log of JSON lines with a bounded size: `path`, and the older segment `path.1`.
+"""A log of JSON lines with a bounded size: the newer segment `path` and the older segment `path.1`.
 
-The next writer ends a line that a kill cut short, and readers skip it. Nothing is fsynced: a power cut may
+If a kill cut a line short, the next writer ends it, and readers skip it. Nothing is fsynced: a power cut may
 lose the newest lines.
 """
 
@@ -25,7 +25,7 @@ class Segments:
         path: the newer segment; its directory is made.
         max_bytes: of both segments together.
     Raises:
-        OSError: from the constructor alone: the directory cannot be made.
+        OSError: the directory cannot be made. Only the constructor raises it.
     """
 
     def __init__(self, path: str, max_bytes: int) -> None:
@@ -34,7 +34,7 @@ class Segments:
         self._fd = -1
         self._size = 0
         self.lines: int
-        """Approximate number of kept lines: those of a deleted file count until the next start."""
+        """Approximate number of kept lines: the lines of a deleted file count until the next start."""
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         older, newer = (data.count(b"\n") for data in self._read())
         self.lines, self._older_lines = older + newer, older
@@ -46,7 +46,7 @@ class Segments:
     def write(self, lines: Iterable[bytes]) -> int:
         """Append lines, each with its newline, and return how many were written.
 
-        A line longer than a segment is skipped, and so is everything after an error.
+        A line longer than a segment is skipped. After an error the remaining lines are not written.
         """
         written = 0
         with self._lock:
@@ -131,7 +131,7 @@ def _content(path: str, limit: int) -> bytes:
 
 
 def decode(line: bytes, **members: type) -> dict[str, Any] | None:
-    """Decode one line; None if it is torn, not an object, or if one of `members` is absent or of another
+    """Decode one line; None if it is torn or not an object, or if one of `members` is absent or of another
     type."""
     try:
         value = json.loads(line)

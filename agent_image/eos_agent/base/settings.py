@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 FORMAT = 1
 ONLY = {"reserved_names": "none", "recreated_directory": "unite"}
-"""Keys of `runtime.layerstack` whose other value (the reference's behaviour) is not implemented here."""
+"""Keys of `runtime.layerstack` and the only value implemented here; the reference has another value too."""
 
 
 class SettingsError(Exception):
@@ -66,8 +66,8 @@ class Settings(NamedTuple):
 
     @property
     def transcripts(self) -> str:
-        """The directory of command output: below the configured scratch root if that was changed, else in the
-        scratch directory."""
+        """The directory of command output: below the configured scratch root if it differs from the default,
+        else in the scratch directory."""
         moved = self.get("runtime.namespace_execution.scratch_root", "/eos/namespace_execution")
         return (
             str(moved) if moved != "/eos/namespace_execution" else os.path.join(self.scratch_root, "commands")
@@ -99,7 +99,8 @@ def _are_strings(found: Iterable[object]) -> bool:
 
 
 class _Kind(NamedTuple):
-    """The values that a key may have: of `type`, and `good`; those that are `left_out` become `default`."""
+    """The values that a key may have: of type `type`, with `good(value)` true. A value for which `left_out`
+    is true becomes `default`."""
 
     must: str
     type: type
@@ -148,7 +149,7 @@ _KEYS = {
     "limits": _TABLE,
     "config": _TABLE,
 }
-"""Key of the file and field of Settings -> its values."""
+"""Key of the file, which is also a field of Settings -> its values."""
 
 
 def parse(value: Any) -> Settings:

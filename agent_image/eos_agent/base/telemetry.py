@@ -31,17 +31,18 @@ if TYPE_CHECKING:
 COMPLETED, ERROR, CANCELLED, TIMED_OUT = "completed", "error", "cancelled", "timed_out"
 DISPATCH = "daemon.dispatch"
 FLUSH_S = 0.1
-"""Seconds for which records are collected, to write many at once. A killed agent loses the records of this
-time."""
+"""Seconds for which records are collected before they are written together. A killed agent loses the records
+of this time."""
 NO_REQUEST = "daemon"
 """The trace id of the agent's own work."""
 PENDING_MAX = 16_384
 ID_MAX = 200
-"""Largest length of a trace id in characters: of a longer request id it is the beginning and a hash."""
+"""Largest length of a trace id in characters. The trace id of a longer request id is its beginning and a
+hash."""
 _SPAN_IDS = re.compile(rb'"span":"(?:d|np)-(\d{1,18})"')
 _COUNTERS = re.compile(rb'"_counters":(\{[^{}]*\})')
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one for each call
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes an encoder for each call
 _quoted = json.encoder.encode_basestring_ascii
 
 Plain = str | int | float | bool | None
@@ -186,7 +187,8 @@ def event(name: str, **attrs: Plain) -> None:
 
 
 class within:
-    """Make a span the current one for the length of the block, without ending it; None: no current span."""
+    """Make a span the current one for the length of the block, without ending it; with None there is no
+    current span."""
 
     __slots__ = ("_span", "_token")
 
@@ -282,7 +284,7 @@ class Telemetry:
         self._max_line = max_line
         self.numbers = itertools.count(1)
         self.open: dict[str, str | None] = {}
-        """Number of spans that have not ended, their parents included."""
+        """Number of each span that has not ended -> number of its parent."""
         self._pending: deque[Span | Event] = deque()
         self._flushing = threading.Lock()
         self._lost = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
@@ -298,7 +300,8 @@ class Telemetry:
 
     @staticmethod
     def of(settings: Settings) -> Telemetry:
-        """Build it from the configuration; if the directory cannot be made, log that and keep nothing."""
+        """Build telemetry from the configuration; if its directory cannot be made, log the error and record
+        nothing."""
         if not settings.get("observability.enabled", True):
             return Telemetry(None)
         try:
@@ -329,7 +332,7 @@ class Telemetry:
         return Span(self, trace_id(request_id), None, name, attrs) if self.enabled else Nothing()
 
     def happened(self, name: str, attrs: Mapping[str, Plain]) -> None:
-        """Record an event without a request; on the event loop."""
+        """Record an event that no request caused; on the event loop."""
         if self.enabled:
             self.keep(Event(NO_REQUEST, None, name, dict(attrs)))
 
@@ -344,7 +347,7 @@ class Telemetry:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Counters of records that were not kept, or not completely, since the files began."""
+        """Counters of records that were lost or truncated since the files began."""
         return dict(self._lost)
 
     @property
@@ -360,8 +363,8 @@ class Telemetry:
             self.flush()
 
     def flush(self) -> None:
-        """Write buffered records. Blocking; on return spans that ended before the call are written or counted
-        as lost."""
+        """Write buffered records. Blocking; on return every span that ended before the call is written or
+        counted as lost."""
         segments = self._segments
         if segments is None:
             return

@@ -1,4 +1,4 @@
 """Frames and descriptors between agent, zygote and init.
 
-Imports `base` and what is below it.
+Imports `base` and lower levels.
 """

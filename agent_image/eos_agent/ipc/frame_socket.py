@@ -45,7 +45,7 @@ class FrameSocket:
 
     async def send(self, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()) -> None:
         """Send one frame, in order. A frame that was begun is sent whole even if the caller is cancelled: the
-        next frame would be unreadable after half of one.
+        peer could not read the next frame after half of this one.
 
         Raises:
             OSError: the peer has ended, or the socket was closed before the frame was sent.

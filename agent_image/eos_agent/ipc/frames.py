@@ -21,8 +21,8 @@ NO_DATA = 0xFFFFFFFF
 MAX_JSON_BYTES = 24 * 1024 * 1024
 MAX_DATA_BYTES = 256 * 1024 * 1024
 MAX_FDS = 8
-READ_BYTES = 64 * 1024  # malloc(3) maps and unmaps each buffer from 128 KiB on
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one for each call
+READ_BYTES = 64 * 1024  # malloc(3) maps and unmaps each buffer of 128 KiB or more
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes an encoder for each call
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS * 4) if hasattr(socket, "CMSG_SPACE") else 0
 
 
@@ -35,7 +35,7 @@ class Frame(NamedTuple):
 
 
 class BadFrame(ValueError):
-    """The peer sent an invalid frame; the connection cannot be used any more."""
+    """The peer sent an invalid frame; the connection is unusable from then on."""
 
 
 def encode(message: dict[str, Any], data: bytes | None = None, fd_count: int = 0) -> bytes:

@@ -8,8 +8,8 @@ import signal
 from layerstack.kernel import syscalls
 
 SIGINFO_BYTES = 128
-"""Size of struct signalfd_siginfo, read from the descriptor of `hear_of_children`; one for several ended
-children."""
+"""Size of struct signalfd_siginfo, read from the descriptor of `hear_of_children`; one struct may report
+several ended children."""
 
 
 def wake_on_child() -> int:

@@ -3,9 +3,9 @@
     <home>/.local/state/eos/gateways/<name>.json   mode 0600
     {"format": 1, "folders": ["/abs/state", "/abs/cache"]}
 
-The home directory is the one of the user database, not HOME, so that all gateways of a user find each other;
-a gateway of root reads the registers of all users. Of a note only directories count that exist and belong to
-the owner of the note; the next gateway removes a note whose directories are all gone.
+The home directory is that of the user database, not HOME, so that all gateways of a user find each other; a
+gateway of root reads the registers of all users. A directory in a note counts only if it exists and belongs
+to the owner of the note. The next gateway removes a note whose directories are all gone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NOTE_BYTES_MAX = 65536
 
 
 def note(home: str, folders: Sequence[str]) -> None:
-    """Register our own directories; called at each start and when one of them is made, so that readers see
+    """Register our own directories. Called at each start, and after one of them is made, so that readers see
     the change.
 
-    Removes notes whose directories are all gone or in our own note.
+    Removes the notes of which every directory is gone or also in our own note.
 
     Raises:
-        OSError: the register cannot be written; other gateways do not hide these directories then.
+        OSError: the register cannot be written; other gateways will not hide these directories.
     """
     import hashlib  # the agent does not need it
 
@@ -72,8 +72,8 @@ def registers() -> list[str]:
 
 
 class News:
-    """Directories registered since this process began. The zygote, forked later, knows those registered until
-    then."""
+    """Directories registered since this object was made; the zygote, which is forked later, has read the
+    earlier ones itself."""
 
     def __init__(self) -> None:
         self._registers = registers()
@@ -82,7 +82,8 @@ class News:
         self._known = frozenset(folders())
 
     def late(self) -> list[str]:
-        """List the directories registered since. Cost: one stat(2) for each home directory."""
+        """List the directories registered since this object was made. Cost: one stat(2) for each home
+        directory."""
         times = [_changed(path) for path in self._registers]
         if times != self._times:
             self._late, self._times = [folder for folder in folders() if folder not in self._known], times

@@ -11,7 +11,7 @@ BYTES_MAX = 1 << 20
 
 
 def read_lines(path: str, limit: int = BYTES_MAX) -> list[str]:
-    """Read the lines of a regular file, up to `limit` bytes; [] if there is none."""
+    """Read the lines of a regular file, up to `limit` bytes; [] if `path` names no such file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
 """Directories that one user alone may enter: cache, state, runtimes. Standard library only.
 
-The agent's code and the content of its sessions must be private whatever the umask was, and whatever an older
-version left open. A directory of ours is made with mode 0700, tightened if others may enter it, and refused
-if another user owns it or could have replaced it.
+The agent's code and the content of its sessions must be private under any umask, also in a directory that an
+older version left open. A directory of ours is made with mode 0700, tightened if other users may enter it,
+and refused if another user owns it or could have replaced it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-", "eos-r
 _LENGTH_OF_A_HASH = 64
 """Names that show that a directory is ours, whatever else is in it."""
 COMMON_NAMES = frozenset({"exports", "instance_id", "sandboxes", "bundles", "bases", "index"})
-"""Names that we use and others may use too: an open directory that has other names beside these is not
-changed."""
+"""Names that we and other programs may use. The mode of a directory open to other users is not changed if the
+directory also has names that are not listed here."""
 OTHERS = 0o077
 MAY_WRITE = 0o022
 LINKS_MAX = 40
 
 
 class NotPrivate(OSError):
-    """The message has the path and its state; `hint` says what to do, and loses nothing."""
+    """A directory is not private: the message has its path and its state, `hint` a next step that loses
+    nothing."""
 
     def __init__(self, path: str, what: str, hint: str) -> None:
         super().__init__(errno.EACCES, f"{what}; {hint}", path)
@@ -48,7 +49,7 @@ def make(path: str) -> int:
         The permission bits that group and others had before: 0 for a new or a private directory.
     Raises:
         NotPrivate: another user owns it, or it is open and is not recognised as ours.
-        OSError: it cannot be made.
+        OSError: the kernel refused to make it.
     """
     for folder in reversed(_missing(path)):
         try:
@@ -113,8 +114,7 @@ def _is_our_name(name: str) -> bool:
 
 
 def untrusted(path: str) -> NotPrivate | None:
-    """Find a component of `path`, following links one by one, that another user could replace; None if there
-    is none.
+    """Follow `path` link by link and return the first component that another user could replace, or None.
 
     A directory is safe if root or this user owns it and only they may write to it, or if it is sticky. Write
     permission of a group counts as this user's own if the user is its only member (systems with umask 002).
@@ -191,8 +191,8 @@ def _is_own_group(uid: int, gid: int) -> bool:
 
 
 def _overflow_uid() -> int:
-    """The uid that stands for unmapped users in a user namespace, else -1. In a session it stands for
-    root."""
+    """The overflow uid, which a user namespace shows for unmapped users; -1 outside of one. A session sees
+    root as this uid."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             if file.read().split() == ["0", "0", "4294967295"]:

@@ -1,8 +1,8 @@
-"""Paths hidden from local sessions beside our own: keys and tokens in home directories, data of container
-engines.
+"""Paths hidden from local sessions in addition to our own: keys and tokens in home directories, data of
+container engines.
 
-The lists have names, so that files made later are hidden too. `manager.local_daemon.hidden_paths` adds to
-them.
+The lists name paths that need not exist, so that files made later are hidden too.
+`manager.local_daemon.hidden_paths` extends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The protocol shared with the host: envelopes, operations, arguments, proofs. Any OS, standard library only.
 
-Imports nothing of ours but `layerstack.model`.
+Imports `layerstack.model` and nothing else of this project.
 """

@@ -30,8 +30,8 @@ def check_arguments(
     Args:
         server: the request is raw: unknown names are ignored, an array or object may be given as JSON text,
             `server_default` replaces a missing argument.
-        bounds: False leaves bounds and choices to the server (for the command lines, whose exit code is then
-            the one of the server's error).
+        bounds: False skips bounds and choices: the command lines leave these checks to the server, so that
+            their exit code is that of the server's error.
     Raises:
         OperationError: invalid_request; details name `argument` and, where there is one, `value`.
     """
@@ -73,8 +73,8 @@ def check_arguments(
 
 
 def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | None:
-    """Seconds that a gateway waits for the answer: 30 plus the operation's own wait; None: without a
-    limit."""
+    """Return the seconds that a gateway waits for the answer: 30 plus the operation's own wait; None means
+    without a limit."""
     if operation is None:
         return ANSWER_S
     waits = operation.waits
@@ -151,8 +151,8 @@ LONGEST = {
     "after": 128,
     "cursor": 65536,
 }
-"""Largest size in bytes of texts that are kept, logged and shown to others. The size of a request bounds all
-others."""
+"""Largest size in bytes of each argument that is kept, logged and shown to other clients. The size of a
+request bounds all other arguments."""
 
 
 def _within(operation: Operation, argument: Argument, value: Any) -> None:
@@ -208,7 +208,7 @@ def _refused(
 
 
 def _shown(value: Any) -> Any:
-    """Shorten a refused value for an error, and replace what JSON cannot write."""
+    """Shorten a refused value for an error message, and replace values that JSON cannot represent."""
     if isinstance(value, (list, dict)):
         return "an array" if isinstance(value, list) else "an object"
     if isinstance(value, (int, float)) and not (_finite(value) and abs(value) <= U64_MAX):
@@ -233,8 +233,8 @@ def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def _plain(value: Any) -> bool:
-    """Test for an array without NaN or infinity, nested at most ARRAY_DEPTH deep: recursion elsewhere has a
-    limit."""
+    """Test for an array without NaN or infinity, nested at most ARRAY_DEPTH deep: recursive code would reach
+    Python's recursion limit on a deeper one."""
     if not _is_array(value):
         return False
     level = value

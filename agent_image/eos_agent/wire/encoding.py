@@ -37,7 +37,7 @@ def bytes_of(content: str, encoding: str) -> bytes:
     """Decode `content` to the bytes of the file.
 
     Raises:
-        OperationError: invalid_request; it is not base64, or has a character outside latin-1.
+        OperationError: invalid_request; `content` is not base64, or has a character outside latin-1.
     """
     if encoding == UTF8:
         return content.encode("utf-8", "surrogatepass")

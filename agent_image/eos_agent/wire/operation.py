@@ -17,7 +17,7 @@ KINDS = ("string", "integer", "float", "path", "json_array", "json_object", "boo
 ANSWER_S = 30.0
 DEFAULT_YIELD_MS = 1000
 TTL_MIN_S, TTL_MAX_S = 0.1, 30 * 24 * 3600  # ttl_s of a session
-NO_BUDGET = math.inf  # of an operation without a time limit: the gateway waits for its end
+NO_BUDGET = math.inf  # an operation without a time limit: the gateway waits for its end
 
 
 class Argument(NamedTuple):
@@ -34,7 +34,7 @@ class Argument(NamedTuple):
     choices: tuple[str, ...] = ()
     items: dict[str, Any] | None = None
     flag: str = ""  # "" = the name in kebab case
-    positional: str = ""  # its label, if the argument has no flag; at most one of an operation
+    positional: str = ""  # its label, if the argument has no flag; at most one per operation
     aliases: tuple[str, ...] = ()
     value: str = ""  # placeholder of the value in a usage line; "" = by kind
     file_flag: str = ""  # flag of command lines that reads the value from a file; `-` is standard input

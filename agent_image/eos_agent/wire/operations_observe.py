@@ -1,5 +1,5 @@
-"""The observability operations, declared once, in the form of `operations`. Pure data, any OS, standard
-library only.
+"""The observability operations, declared once like those of `operations`. Pure data, any OS, standard library
+only.
 """
 
 from __future__ import annotations

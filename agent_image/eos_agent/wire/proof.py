@@ -28,7 +28,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 class WrongProof(Exception):
-    """The peer did not prove itself; the message says what it did instead, without secrets."""
+    """The peer sent no valid proof; the message describes its answer, without secrets."""
 
 
 class Expected(NamedTuple):
@@ -97,7 +97,8 @@ def matches(expected: str, given: object) -> bool:
 
 
 def stamp(key: bytes, parts: Sequence[str], until: int) -> str:
-    """Sign `parts` until that second of the epoch: a bearer pass from which the key cannot be derived."""
+    """Sign `parts` as a bearer pass, valid until the second `until` of the epoch; the key cannot be derived
+    from the pass."""
     return f"{until}.{_mac(key, *parts, until).hex()}"
 
 

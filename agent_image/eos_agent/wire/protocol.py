@@ -1,6 +1,6 @@
 """One JSON line each way: request and reply envelope, error envelope. Any OS, standard library only.
 
-A success is the bare result object; a failure is `{"error": {"kind", "message", "details"}}` and nothing else
+A success is the bare result object; a failure is `{"error": {"kind", "message", "details"}}`. Only a failure
 has a top-level `error`.
 """
 
@@ -23,8 +23,8 @@ DAEMON_TOKEN_KEY = "_sandbox_daemon_auth_token"
 STREAM_LOGS_KEY = "_stream_logs"
 KEEP_ALIVE_KEY = "_keep_alive"
 REQUEST_ID_MAX, DERIVED_ID_MAX = 256, 512
-"""Largest size in bytes of a client's request id, and of one that the gateway extended for a request of its
-own."""
+"""Largest size in bytes of a client's request id, and of an id that the gateway derived from it for a request
+of its own."""
 TRANSPORT_KEYS = (GATEWAY_TOKEN_KEY, DAEMON_TOKEN_KEY, STREAM_LOGS_KEY, KEEP_ALIVE_KEY)
 
 INVALID_REQUEST = "invalid_request"
@@ -88,7 +88,7 @@ def new_request_id() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-# json.dumps makes one for each call
+# json.dumps makes an encoder for each call
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -107,7 +107,7 @@ def encode(value: object) -> bytes:
 def encode_request(
     op: str, args: Mapping[str, Any], *, request_id: str, sandbox_id: str | None = None, **transport: Any
 ) -> bytes:
-    """Encode a request line; `transport` are its `_…` keys."""
+    """Encode a request line; `transport` holds its `_…` keys."""
     scope = {"kind": "system"} if sandbox_id is None else {"kind": "sandbox", "sandbox_id": sandbox_id}
     return encode({"op": op, "request_id": request_id, "scope": scope, "args": dict(args), **transport})
 

@@ -27,11 +27,11 @@ def normalise(path: str, root: str, *, lenient: bool, allow_root: bool) -> str:
     """Make `path` relative to `root`, without empty and `.` segments.
 
     Args:
-        folded: read it like the reference: trim outer white space, and take `\\` as a separator.
+        lenient: trim outer white space and take `\\` as a separator, like the reference.
         allow_root: accept the root itself, as ''.
     Raises:
-        OperationError: invalid_request; it is empty, absolute outside the root, or has a NUL, a `..` segment
-            or one of more than NAME_MAX_BYTES bytes.
+        OperationError: invalid_request; `path` is empty, absolute and outside the root, or has a NUL, a `..`
+            segment or a segment of more than NAME_MAX_BYTES bytes.
     """
     text = path.strip().replace("\\", "/") if lenient else path
     if "\0" in text:
@@ -75,7 +75,7 @@ def resolve(
             ) from None
         return normalise(os.fsdecode(raw), root, lenient=False, allow_root=allow_root)
     path: str = args.get(argument) or ""
-    try:  # look a name that came as text up by its UTF-8 bytes
+    try:  # a name that came as text is looked up by its UTF-8 bytes
         path = os.fsdecode(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
         raise invalid_path(path.encode("utf-8", "replace").decode(), "is not valid Unicode") from None
