@@ -47,7 +47,9 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|---|"
     for operations in catalog.DOMAINS.values():
         for operation in operations:
-            sets = ", ".join(name for name in operation.sets if name != "all")
+            sets = ", ".join(
+                name for name in catalog.SETS if name != "all" and catalog.in_set(operation, name)
+            )
             yield (
                 f"| [{operation.name}](#{operation.name}){_plus(operation.ours)} | "
                 f"{_cell(operation.summary)} | {sets} | {_effect(operation)} |"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "AGENT_TOOLS",
     "ALL",
     "DOMAINS",
     "FAMILIES",
@@ -32,9 +33,22 @@ __all__ = [
     "build",
     "check_arguments",
     "find",
+    "in_set",
     "operations_of_set",
     "suggestions",
 ]
+
+AGENT_TOOLS = frozenset(
+    {
+        "create_sandbox", "list_sandboxes", "destroy_sandbox", "export_changes",
+        "exec_command", "write_command_stdin", "close_stdin", "read_command_lines", "signal_command",
+        "file_read", "file_write", "file_edit", "apply_patch", "file_list", "file_search", "file_delete",
+        "file_move", "create_workspace_session", "publish_workspace_session", "rebase_workspace_session",
+        "diff_session", "checkpoint_session", "restore_session", "destroy_workspace_session",
+        "list_workspace_sessions",
+    }
+)  # fmt: skip
+"""The set `agent`: at most 25 tools within 5,000 tokens of names, descriptions and input schemas."""
 
 SETS = ("management", "runtime", "observability", "agent", "all")
 _MANAGEMENT = ("management", "agent", "all")
@@ -669,11 +683,16 @@ def find(name: str) -> Operation | None:
     return _BY_NAME.get(name)
 
 
+def in_set(operation: Operation, name: str) -> bool:
+    """Tell whether an operation is a tool of a set."""
+    return operation.name in AGENT_TOOLS if name == "agent" else name in operation.sets
+
+
 def operations_of_set(name: str, *, ours: bool = True) -> tuple[Operation, ...]:
     """List the tools of an MCP set, the contract's first, each group in catalog order. `ours=False`: the
     contract's only.
     """
-    members = [operation for operation in ALL if name in operation.sets]
+    members = [operation for operation in ALL if in_set(operation, name)]
     return (*(o for o in members if not o.ours), *(o for o in members if o.ours and ours))
 
 
