@@ -31,8 +31,8 @@ class LineSocket:
         self._watcher: Callable[[], None] | None = None
 
     def watch(self, readable: Callable[[], None]) -> None:
-        """Call `readable` while bytes or the end of the stream are unread. Until `unwatch` no other reader
-        may wait on the socket.
+        """Call `readable` while bytes or the end of the stream are unread. No other reader may wait on the
+        socket before `unwatch`.
 
         Another function may replace `readable` without a system call.
         """
@@ -51,7 +51,7 @@ class LineSocket:
 
     async def ask(self, data: bytes, limit: int) -> bytes:
         """Send a line, then `read_line`."""
-        answered = self._expect(limit)  # from before the send: a watcher of an idle connection would close it
+        answered = self._expect(limit)  # before the send: the watcher of an idle connection would close it
         if rest := self.send_at_once(data):
             await self.send(rest)
         return _line_of(await answered)
@@ -60,11 +60,11 @@ class LineSocket:
         """Read a line, without its newline.
 
         The socket stays watched, so that the next `ask`, `read_line` or `watch` costs no registration with
-        the loop; `unwatch` before any other reader.
+        the loop; call `unwatch` before another reader uses the socket.
 
         Raises:
-            TooLong: more than `limit` bytes with the newline; EOFError: the stream ended, inside a line if
-                there are `pending` bytes; OSError: the connection broke.
+            TooLong: the line and its newline exceed `limit` bytes; EOFError: the stream ended, inside a line
+                if `pending` is not empty; OSError: the connection broke.
         """
         return _line_of(await self._expect(limit))
 
@@ -77,7 +77,7 @@ class LineSocket:
         """Receive once, in the callback: a task that received later would be woken a second time by the same
         bytes, since epoll(7) reports a level.
         """
-        if answered.done():  # more than the answer: for whoever watches next
+        if answered.done():  # bytes after the answer: left for the next watcher
             self.unwatch()
             return
         try:
@@ -89,7 +89,7 @@ class LineSocket:
                 answered.set_result(line)
 
     def _next_line(self, limit: int) -> bytes | None:
-        """Receive once; return the line once it is complete, None before."""
+        """Receive once; return the line if it is complete, else None."""
         try:
             chunk = self.socket.recv(CHUNK if self.pending else FIRST_CHUNK)
         except BlockingIOError:
@@ -97,7 +97,7 @@ class LineSocket:
         if not chunk:
             raise EOFError(INSIDE if self.pending else "it closed the connection")
         if not self.pending and chunk.find(b"\n") == len(chunk) - 1 < limit:
-            return chunk[:-1]  # nearly always the whole line comes at once
+            return chunk[:-1]  # the usual case: one receive returns the whole line
         searched = len(self.pending)
         self.pending += chunk
         end = self.pending.find(b"\n", searched)
@@ -133,7 +133,7 @@ class LineSocket:
         await self._loop.sock_sendall(self.socket, data)
 
     def send_at_once(self, data: bytes) -> bytes:
-        """Send as much as the socket's buffer takes; return the rest, for `send`.
+        """Send as much as the socket's buffer takes; return the rest, which the caller passes to `send`.
 
         Raises:
             OSError: the connection broke.
@@ -179,11 +179,11 @@ def _line_of(outcome: bytes | Exception) -> bytes:
 
 
 def check_owner(connected: socket.socket, path: str) -> None:
-    """Check that the process that listens at a unix socket is this user's. Only Linux can tell (SO_PEERCRED,
-    unix(7)); elsewhere the mode of the socket's directory protects it.
+    """Check that the process that listens at a unix socket belongs to this user. Only Linux reports it
+    (SO_PEERCRED, unix(7)); elsewhere the mode of the socket's directory is the protection.
 
     Raises:
-        PermissionError: the process is another user's.
+        PermissionError: the process belongs to another user.
     """
     if hasattr(socket, "SO_PEERCRED"):
         pid, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -1,9 +1,9 @@
 """Requests to the agents of sandboxes: pooled connections, one request in flight on each.
 
 On a fresh connection both ends prove that they know the sandbox's secret (eos_agent/wire/proof.py) before a
-request is sent: at a published port connect(2) succeeds even without an agent, and the port may belong to
-another program by now. On one that has been idle the agent answers a `sandbox_daemon_ready` first. So a
-request is sent once, and only to the sandbox's agent.
+request is sent: connect(2) to a published port succeeds even without an agent, and the port may now belong to
+another program. On an idle connection the agent first answers a `sandbox_daemon_ready`. So a request is sent
+once, and only to the sandbox's agent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from eos_mcp.agent_client.line_socket import LineSocket, TooLong, check_owner
 
 CONNECT_TIMEOUT_S = 5.0
 READY_TIMEOUT_S = 5.0
-RECONNECT_S = 10.0  # an agent that its container restarts needs a part of this
+RECONNECT_S = 10.0  # longer than a container needs to restart its agent
 PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.3)
-TRUSTED_IDLE_S = 0.05  # connections of a killed agent end after a moment; a question costs 0.2 ms
+TRUSTED_IDLE_S = 0.05  # connections of a killed agent end within moments; a readiness request costs 0.2 ms
 POOL_SIZE = 16
-# since its port was last looked up or proved: for so long the proof alone protects against a port that moved
+# Seconds after the last look-up or proof of a port in which the proof alone protects against a moved port.
 SEEN_S = 1.0
-LOOK_S = 2.0  # of an engine that hangs: then the known port of a container is used
+LOOK_S = 2.0  # wait for an engine that hangs; then the known port of the container is used
 BROKEN = (OSError, EOFError, TooLong, ValueError)
 """A connection that broke, or a peer that speaks no protocol of ours."""
 
@@ -99,11 +99,11 @@ class AgentPool:
         request_id: str,
         timeout_s: float | None,
     ) -> bytes:
-        """Send a request; return the agent's reply as it came, a JSON object without a newline. Without
-        `"error"` in it, it is a result.
+        """Send a request; return the agent's reply as it came, a JSON object without a newline. A reply
+        without the key `"error"` is a result.
 
         Args:
-            timeout_s: for the whole exchange; None: as long as the connection lasts.
+            timeout_s: for request and reply together; None: as long as the connection lasts.
         Raises:
             OperationError: as `targets` raises; internal_error with reason forward_timeout,
                 sandbox_unreachable or sandbox_gone.
@@ -118,8 +118,9 @@ class AgentPool:
     async def stream(
         self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str
     ) -> AsyncGenerator[tuple[socket.socket, bytes]]:
-        """Send a request whose reply is a stream, on a connection of its own, closed at the end of the block.
-        Yield the socket, for a thread that reads it with blocking calls, and the bytes received already.
+        """Send a request whose reply is a stream, on a separate connection that closes at the end of the
+        block. Yield the socket, for a thread that reads it with blocking calls, and the bytes received
+        already.
 
         Raises:
             OperationError: as `request`; an error reply is the first line of the stream, for the reader.
@@ -154,7 +155,7 @@ class AgentPool:
             self.forget(sandbox_id)
 
     def _at_rest(self, target: AgentTarget) -> Pooled | None:
-        """Take an idle connection to the agent on which nothing has arrived. The agent may be dead by now:
+        """Take an idle connection to the agent on which nothing has arrived. The agent may have died since:
         see TRUSTED_IDLE_S.
         """
         idle = self._idle.get(target.sandbox_id)
@@ -166,8 +167,8 @@ class AgentPool:
         return None
 
     def _keep(self, sandbox_id: str, line: LineSocket, address: tuple[str, int]) -> None:
-        """Keep a connection for the next request, or close it. A kept one that the agent closes is closed at
-        once.
+        """Keep a connection for the next request, or close it. A kept connection is closed as soon as the
+        agent closes its end.
         """
         idle = self._idle.setdefault(sandbox_id, [])
         if len(idle) < POOL_SIZE and not line.pending:
@@ -216,10 +217,10 @@ class AgentPool:
 
     async def _looked_at(self, target: AgentTarget) -> AgentTarget:
         """Look up the port of a sandbox again, unless that was done within SEEN_S: another program may listen
-        there by now.
+        there now.
 
-        The proof shows that the agent is at the end of the connection, not that no program relays it; at the
-        port that the engine names, none does.
+        The proof shows that the connection ends at the agent. It does not show that no other program relays
+        the bytes; at the port that the engine names, no program does.
         """
         if (
             target.socket_path is not None
@@ -246,7 +247,8 @@ class AgentPool:
             pooled.line.close()
         deadline, tries = time.monotonic() + RECONNECT_S, 0
         while True:
-            # The first look-up is without a refresh: the holder of the lock before may have found the agent.
+            # The first look-up is without a refresh: the previous holder of the lock may have found the
+            # agent.
             target = await self.targets(sandbox_id, refresh=tries > 0)
             try:
                 return await _open(target), target
@@ -297,7 +299,7 @@ async def _open(target: AgentTarget) -> LineSocket:
     """Connect, and have the agent of the sandbox prove itself.
 
     Raises:
-        NotThere: it did not; neither the secret nor a request was sent.
+        NotThere: the agent did not prove itself; neither the secret nor a request was sent.
     """
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -351,8 +353,8 @@ async def _dial_unix(path: str) -> socket.socket:
 
 
 def _token(target: AgentTarget) -> dict[str, Any]:
-    """Return the token for an agent of an older version, which cannot prove itself; a unix socket needs
-    none.
+    """Return the token for an agent of an older version, which cannot prove itself; empty for a unix socket,
+    which needs no token.
     """
     return (
         {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
@@ -383,7 +385,7 @@ async def _prove(line: LineSocket, target: AgentTarget, *, fresh: bool = False) 
     Args:
         fresh: proofs were not exchanged on this connection yet.
     Raises:
-        NotThere: it does not answer, or another program does.
+        NotThere: the agent does not answer, or another program does.
         OperationError: server_busy.
     """
     try:
@@ -444,7 +446,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _gone(what: str, error: Exception) -> OperationError:
-    """Return the error for a connection that broke: how far the agent got is not known."""
+    """Return the error for a broken connection: it is unknown how much of the request was performed."""
     details = {"retryable": True, "hint": "check what was done with a read operation, then repeat the call"}
     message = f"the connection to the sandbox broke during {what}: {str(error) or type(error).__name__}"
     return OperationError(INTERNAL_ERROR, message, details, reason="sandbox_gone")

@@ -1,5 +1,5 @@
-"""Line numbers of the keys of a YAML document, for messages; and keys that occur twice, of which YAML
-silently keeps the last.
+"""Line numbers of the keys of a YAML document, for messages. Also finds keys that occur twice: YAML silently
+keeps the last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Location = tuple[int | str, ...]
 
 
 class Lines:
-    """Line numbers of one document, from 1; without a root there are none."""
+    """Line numbers of one document, from 1; empty for a document without a root."""
 
     def __init__(self, root: Any = None) -> None:
         """Args: root: the node that `yaml.compose` returned."""

@@ -42,16 +42,16 @@ runner:
     hidden_paths: [/eos]
 """
 
-# Limits of the agent per daemon profile: worker threads (exact); blocking threads, their keep-alive in s,
-# connections, active commands (at most).
+# Limits of the agent per daemon profile. Exact: worker threads. Maxima: blocking threads, their keep-alive in
+# s, connections, active commands.
 DAEMON_PROFILES = {"standard": (2, 8, 5, 64, 32), "build-heavy": (4, 16, 5, 128, 64)}
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class ConfigError(Exception):
-    """`<dotted.field>: <reason> (line N)`, one line per mistake. `field` and `line` are those of the first;
-    None: line unknown.
+    """`<dotted.field>: <reason> (line N)`, one line per mistake. `field` and `line` belong to the first
+    mistake; `line` None: unknown.
     """
 
     def __init__(self, problems: list[tuple[str, str]], lines: list[int | None] | None = None) -> None:
@@ -71,8 +71,8 @@ class ConfigError(Exception):
 
 
 class Config(NamedTuple):
-    """The document of one gateway. `path` is None for the built-in one; relative paths in it are already
-    absolute.
+    """The document of one gateway. `path` is None for the built-in document. Relative paths of the file are
+    stored as absolute ones.
     """
 
     path: str | None
@@ -92,7 +92,7 @@ class Config(NamedTuple):
         """The agent's sections of this document as the gateway read it at its start.
 
         Raises:
-            ConfigError: one of them is wrong.
+            ConfigError: a section has a mistake.
         """
         return agent_config(self.source)
 
@@ -117,8 +117,8 @@ class Config(NamedTuple):
         return self.manager.docker.daemon_config_yaml_path or self.path
 
     def agent_problem(self) -> str | None:
-        """Return the error that the next create_sandbox would have in the agent's sections, with the file;
-        None without one.
+        """Return the error that the agent's sections would cause at the next create_sandbox, with the file's
+        name; None when they are valid.
         """
         try:
             agent_config(self.daemon_yaml())
@@ -255,7 +255,7 @@ def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
 
 
 def _section(document: Mapping[str, Any], name: str) -> Any:
-    """Return a section; one that is empty (`runner:`) has its defaults."""
+    """Return a section; an empty one (`runner:`) gets the defaults."""
     return {} if document[name] is None else document[name]
 
 

@@ -86,10 +86,9 @@ class ObservabilitySnapshot(Section):
 
 
 class LocalDaemon(Section):
-    """`resource_profile`: a name of `manager.docker.resource_profiles` or a built-in one, for the sessions of
-    local sandboxes;
-    None: most of the machine's memory and 4096 processes for each. `hidden_paths` adds to the list that `eos
-    doctor` prints; `~/` is the home of the gateway's user.
+    """`resource_profile`: a name in `manager.docker.resource_profiles`, or a built-in profile; it limits the
+    sessions of local sandboxes. None: each session may use most of the machine's memory and 4096 processes.
+    `hidden_paths` adds to the list that `eos doctor` prints; `~/` is the home of the gateway's user.
     """
 
     resource_profile: NonEmpty | None = None
@@ -220,8 +219,8 @@ class Docker(Section):
         return self
 
     def profile(self) -> ResourceProfile:
-        """Return the chosen profile with the two overrides applied. A `memory_bytes` of at most the profile's
-        `memory_high_bytes` sets that to 3/4 of it.
+        """Return the chosen profile with the two overrides applied. A `memory_bytes` that does not exceed the
+        profile's `memory_high_bytes` sets `memory_high_bytes` to 3/4 of `memory_bytes`.
         """
         chosen = {**BUILT_IN_PROFILES, **self.resource_profiles}[self.resource_profile]
         changes: dict[str, Any] = {}
@@ -316,10 +315,10 @@ class Daemon(Section):
 
 class Workspace(Section):
     """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference.
-    `session_memory_bytes`: free memory that a new session needs. `max_terminals`: per session, those of its
-    commands included; `max_open_files`: per process of a session; `max_inotify_instances`: per session.
-    `left_behind_grace_s`: longest time between SIGTERM and SIGKILL for processes that run at the end of a
-    session; 0: SIGKILL at once. `exit_grace_s`: a key of the reference, without effect.
+    `session_memory_bytes`: free memory that a new session needs. `max_terminals`: per session, with the
+    terminals of its commands; `max_open_files`: per process of a session; `max_inotify_instances`: per
+    session. `left_behind_grace_s`: longest time between SIGTERM and SIGKILL for processes that run at the end
+    of a session; 0: SIGKILL at once. `exit_grace_s`: a key of the reference, without effect.
     """
 
     layer_stack_root: str = "/eos/layer-stack"
@@ -356,8 +355,8 @@ class AutosquashPolicies(Section):
 
 
 class UnitOfFiles(Section):
-    """Paths that are one value to their program: those that one of `members` matches below each directory
-    that `root` matches (`.`: the workspace). Both are patterns over whole paths, as in `.gitignore`.
+    """Files that their program reads as one value: all paths below a directory matched by `root` (`.`: the
+    workspace) that a pattern in `members` matches. Both are patterns over whole paths, as in `.gitignore`.
     """
 
     name: NonEmpty
@@ -390,8 +389,8 @@ class LayerStack(Section):
 
 class CommandConfig(Section):
     """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, for
-    all ended commands. `leader_grace_s`: a call returns that long after the end of the command, whatever it
-    left in the background.
+    all ended commands. `leader_grace_s`: seconds between the end of the command's leader and the return of
+    the call, even when background processes are left.
     """
 
     max_active: Annotated[int, Field(ge=1, le=1024)] = 32
@@ -487,7 +486,7 @@ class DiagnosticsConfig(Section):
 
 
 class Observability(Section):
-    """`max_file_bytes`, half of `max_disk_bytes`, is its older name."""
+    """`max_file_bytes` is an older key, half of `max_disk_bytes`."""
 
     enabled: bool = True
     max_disk_bytes: Annotated[int, Field(ge=MIB, le=16 * MIB)] = 4 * MIB

@@ -33,7 +33,7 @@ def state_dir() -> str:
 
 
 def cache_dir() -> str:
-    """Directory of bases and bundles, which can be made again: $XDG_CACHE_HOME/eos, else ~/.cache/eos."""
+    """Directory of bases and bundles, all of which can be rebuilt: $XDG_CACHE_HOME/eos, else ~/.cache/eos."""
     base = os.environ.get("XDG_CACHE_HOME")
     if not base or not os.path.isabs(base):
         base = os.path.join(home(), ".cache")
@@ -59,8 +59,8 @@ def socket_path() -> str:
 
 
 def make_folder(path: str) -> None:
-    """Make the directory of the file `path`, mode 0700. An existing one gets that mode if it is the state
-    directory or the default one of token and socket.
+    """Make the directory of the file `path`, mode 0700. An existing directory gets that mode if it is the
+    state directory or the default directory of token and socket.
 
     Raises:
         OSError: the directory cannot be made, or another user owns it.
@@ -90,7 +90,9 @@ def existing_parent(path: str) -> str:
 
 
 def unusable(path: str) -> str | None:
-    """Say why files cannot be kept in the directory `path`; None when they can, or when it can be made."""
+    """Return the reason why files cannot be kept in the directory `path`; None when they can, also after a
+    mkdir.
+    """
     folder = existing_parent(path)
     if not os.access(folder, os.W_OK) or (folder != path and _is_virtual(folder)):
         return f"{path} cannot be {'written' if folder == path else 'made'}"

@@ -13,8 +13,8 @@ def read(path: str | None = None) -> str | None:
     """Read the token; None when the file does not exist.
 
     Raises:
-        OperationError: config_error that names the file and the change to make; no message holds the content
-            of the file.
+        OperationError: config_error that names the file and the change to make; a message never quotes the
+            content of the file.
     """
     path = path or paths.token_file()
     try:

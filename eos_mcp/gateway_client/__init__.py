@@ -1,5 +1,5 @@
-"""One request to the gateway, from a program (`sync`) or an event loop (`aio`); starts a gateway that is
-missing.
+"""One request to the gateway, from a program (`sync`) or an event loop (`aio`); starts a gateway when none
+runs.
 
 Imports `requests` and what is below it.
 """

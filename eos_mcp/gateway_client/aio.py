@@ -59,10 +59,10 @@ class ToolGateway(Protocol):
 
 
 class GatewayClient:
-    """The gateway of this user, or the one that the command line names.
+    """Client of this user's gateway, or of the gateway that the command line names.
 
-    It is looked up at the first call: a server whose gateway cannot be found still starts, and its tools
-    report why.
+    The gateway is looked up at the first call: an MCP server whose gateway cannot be found still starts, and
+    its tools report the reason.
     """
 
     def __init__(self, *, endpoint: str | None = None, token: str | None = None) -> None:
@@ -84,7 +84,7 @@ class GatewayClient:
         settings = self._settings or sync.discover(endpoint=self._endpoint, token=self._token)
         try:
             async with asyncio.timeout(timeout_s):
-                # Encoded before the connect, which wakes the gateway: it then finds the line.
+                # Encode before connecting: the connect wakes the gateway, which then finds the line.
                 line = _line(op, args, sandbox_id, request_id, settings.token, on_progress is not None)
                 with await self._connect(settings) as sock:
                     self._settings = settings
@@ -120,13 +120,13 @@ class GatewayClient:
             try:
                 sock.connect(
                     endpoint.path
-                )  # not loop.sock_connect: that takes EAGAIN, a full backlog, for a connection under way
+                )  # not loop.sock_connect: it takes EAGAIN, a full backlog, for a pending connect
             except OSError:
                 sock.close()
             else:
                 return sock
-        # No process listens, its backlog is full, or it is TCP: the blocking way waits, names the fault and
-        # starts a gateway.
+        # No process listens, its backlog is full, or the endpoint is TCP: the blocking `sync.connect` waits,
+        # names the fault and starts a gateway.
         if self._starters is None:
             self._starters = anyio.CapacityLimiter(_STARTERS)
         found = await to_thread.run_sync(

@@ -28,9 +28,8 @@ _READ_HINT = "the next call finds the gateway or starts it again"
 
 
 class Fault(NamedTuple):
-    """A way to get no reply: its text, and kind and reason of the error for a program and for a server.
-
-    The words for the two differ, and are kept: scripts and agents know them.
+    """A failure without a reply: its text, and kind and reason of the error for a program and for a server.
+    The two differ, and both are kept: scripts and agents depend on them.
     """
 
     text: str
@@ -61,7 +60,7 @@ UNUSABLE = Fault(
 
 
 class NoReply(Exception):
-    """A fault met in an exchange, with the rest of its sentence."""
+    """A fault of a connection, with the end of its message."""
 
     def __init__(self, fault: Fault, found: str = "") -> None:
         super().__init__(found)
@@ -77,8 +76,8 @@ class GatewayCall(NamedTuple):
     of_server: bool
 
     def error(self, failure: NoReply | OSError) -> OperationError:
-        """Return the error for a request that got no reply. Only a read is called safe to repeat: a command
-        that is sent twice runs twice.
+        """Return the error for a request that got no reply. Only a read is reported as safe to repeat: a
+        command that is sent twice runs twice.
         """
         from eos_mcp import catalog
 

@@ -1,4 +1,4 @@
-"""The gateway's side of a connection, read from bytes: progress frames, one a line, then the reply. Standard
+"""Parse what the gateway sends on a connection: progress frames, one per line, then the reply. Standard
 library only.
 
 A progress frame is `cli_log("...")` with a JSON string; the first other line is the reply, a JSON object.
@@ -24,8 +24,8 @@ class UnusableReply(Exception):
 
 
 class ReplyParser:
-    """Split the bytes of one connection into frames. `feed` it what was received, then take `frame` until
-    that is None.
+    """Split the bytes of one connection into frames. Pass received bytes to `feed`, then call `frame` until
+    it returns None.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class ReplyParser:
 
     @property
     def inside(self) -> bool:
-        """True after the beginning of a line that has no end yet."""
+        """True while the last line is incomplete."""
         return bool(self._pending)
 
     def feed(self, chunk: bytes) -> None:

@@ -1,5 +1,5 @@
-"""One request to the gateway: find it, start it where none listens, send a line, read the progress frames and
-the reply.
+"""One request to the gateway: find the gateway, start one when none listens, send a line, read the progress
+frames and the reply.
 
 Standard library only and light to import: a command line program runs for a few dozen milliseconds.
 """
@@ -110,9 +110,9 @@ def discover(*, endpoint: str | None = None, token: str | None = None) -> Gatewa
 
 
 def connect(settings: GatewaySettings, *, timeout_s: float | None = None) -> socket.socket:
-    """Connect to the gateway; start one first where no process listens on a unix endpoint.
+    """Connect to the gateway; start one first when no process listens on a unix endpoint.
 
-    Does not wait for readiness: the new gateway inherits the listening socket, whose backlog keeps the
+    Do not wait for readiness: the new gateway inherits the listening socket, whose backlog holds the
     connection.
     Raises:
         OperationError: connection_error that names the endpoint and the next step.
@@ -144,8 +144,8 @@ def call(
     Args:
         timeout_s: longest wait for the next bytes; None: no limit, since the gateway has its own budgets.
     Raises:
-        OperationError: connection_error or protocol_error, when there is no reply at all; config_error for a
-            bad token file.
+        OperationError: connection_error or protocol_error when no reply came; config_error for a bad token
+            file.
     """
     request_id = request_id or protocol.new_request_id()
     this = faults.GatewayCall(str(settings.endpoint), op, request_id, of_server=False)
@@ -173,8 +173,8 @@ def call(
 
 
 def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the caller's PATH to `create_sandbox`: a sandbox without a container gives it to its commands, and
-    the gateway's own may differ.
+    """Add the caller's PATH to `create_sandbox`: a sandbox without a container passes it to its commands, and
+    the gateway's own PATH may differ.
     """
     path = os.environ.get("PATH")
     return (
@@ -185,7 +185,7 @@ def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """Listen on a unix socket of mode 0600 at `path`, in place of a stale one; the caller holds the start
+    """Listen on a unix socket of mode 0600 at `path` and replace a stale socket; the caller holds the start
     lock.
 
     Raises:
@@ -210,7 +210,7 @@ def bind_unix(path: str) -> socket.socket:
 
 
 class StartLock:
-    """Held while a process examines the socket file and replaces it: `with StartLock():`."""
+    """Lock that a process holds while it examines and replaces the socket file: `with StartLock():`."""
 
     def __enter__(self) -> None:
         import fcntl
@@ -231,8 +231,8 @@ def spawn_gateway(
     environment: Mapping[str, str],
     log: str | None = None,
 ) -> int:
-    """Start a gateway in a session of its own, output to `log`; return its pid. Its arguments hold no
-    token.
+    """Start a gateway in a new process session (setsid(2)) with its output in `log`; return its pid. The
+    arguments hold no token.
     """
     import fcntl
 
@@ -255,7 +255,7 @@ def spawn_gateway(
     if listener is not None:
         handed = fcntl.fcntl(
             listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 10
-        )  # above 3, the number that it gets in the child
+        )  # above 3, the number of the descriptor in the child
         actions.append((os.POSIX_SPAWN_DUP2, handed, 3))
         argv += ["--listen-fd", "3"]
     try:
@@ -329,7 +329,7 @@ def _unreachable(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
         else f"see {paths.log_path()}"
     )
     message = f"no gateway at {endpoint}: {error.strerror or error}; {step}"
-    if error.filename is not None:  # starting one failed: its files, the log among them, cannot be written
+    if error.filename is not None:  # the start failed: the gateway cannot write its files
         step = f"set {paths.STATE_DIR_ENV} to a directory that you can write"
         message = (
             f"no gateway at {endpoint}, and none can be started: {error.filename}: {error.strerror}; {step}"

@@ -81,8 +81,8 @@ class SandboxRecord(RecordPart):
     """The first entries that the copy of the workspace left out."""
 
     def public(self) -> dict[str, Any]:
-        """Return the record as operations show it: exactly these keys, `quota` where one is configured,
-        `warnings` if any.
+        """Return the record as operations show it: exactly these keys, `quota` when one is configured,
+        `warnings` when the copy left entries out.
         """
         shown = {
             "id": self.id,
@@ -98,8 +98,8 @@ class SandboxRecord(RecordPart):
         return {**shown, **more, **({"warnings": self.warnings} if self.warnings else {})}
 
     def target(self) -> AgentAddress | None:
-        """Return the address of the agent; None while it has none. `proves` is absent in records of agents
-        that could not prove themselves yet.
+        """Return the address of the agent; None while the agent has none. `proves` is absent from records of
+        older agents, which cannot prove themselves.
         """
         if self.daemon is None:
             return None
@@ -118,8 +118,8 @@ class SandboxRecord(RecordPart):
 
 
 def quota_of(sections: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the `quota` of a record: the configured limits, and that only published layers count. None
-    without limits.
+    """Return the `quota` of a record: the configured limits, and the note that only published layers count.
+    None without limits.
     """
     layerstack = sections["runtime"]["layerstack"]
     found = {"bytes": layerstack.get("quota_bytes"), "layers": layerstack.get("quota_layers")}
@@ -196,15 +196,16 @@ class Registry:
         return record
 
     def put(self, record: SandboxRecord) -> SandboxRecord:
-        """Insert or replace. A new record and one that becomes ready are on disk when this returns.
+        """Insert or replace a record. When this returns, a new record and a record that became ready are on
+        disk.
 
-        Any other change is kept in memory when the disk is full, and written with the next one: the next
-        gateway finds out itself that a sandbox is gone and which ports it has, and destroy_sandbox, which
+        Any other change stays in memory when the disk is full, and is written with the next change: the next
+        gateway detects by itself that a sandbox is gone and which ports it has, and destroy_sandbox, which
         frees space, must work on a full disk.
 
         Raises:
-            OperationError: internal_error: a record that must be on disk cannot be written; the table is as
-                it was.
+            OperationError: internal_error: a record that must be on disk cannot be written; the table is
+                unchanged.
         """
         before = self._records.get(record.id)
         self._records[record.id] = record
@@ -228,7 +229,7 @@ class Registry:
         return record
 
     def move(self, sandbox_id: str, expected: tuple[State, ...], to: State, **changes: Any) -> SandboxRecord:
-        """Compare and set the state.
+        """Set the state of a record if it is one of `expected`.
 
         Raises:
             OperationError: invalid_request: the sandbox is unknown, or its state is not one of `expected`.
@@ -245,11 +246,13 @@ class Registry:
         return self.put(record.but(state=to, **changes))
 
     def note(self, record: SandboxRecord) -> None:
-        """Replace in memory only, for values that may be lost with the process (the activity revision)."""
+        """Replace a record in memory only, for values that may be lost with the process (the activity
+        revision).
+        """
         self._records[record.id] = record
 
     def remove(self, sandbox_id: str) -> None:
-        """Remove a record; on a full disk in memory only, as `put`."""
+        """Remove a record; on a full disk only from memory, as in `put`."""
         if self._records.pop(sandbox_id, None) is not None:
             try:
                 self.save()

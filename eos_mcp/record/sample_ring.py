@@ -31,7 +31,7 @@ class EngineSample(NamedTuple):
 
 class Ring:
     """One file. A slot that a crash tore fails its checksum and is left out; a file without the header is
-    emptied and begun again.
+    emptied and reused.
     """
 
     def __init__(self, path: str) -> None:
@@ -63,7 +63,7 @@ class Ring:
         return [sample for _, sample in found]
 
     def add(self, sample: EngineSample) -> None:
-        """Write one slot in place. It is not synced: a power cut may cost samples.
+        """Write one slot in place, without fsync: a power cut may lose samples.
 
         Raises:
             OSError: the write failed.

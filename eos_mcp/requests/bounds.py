@@ -1,8 +1,8 @@
 """Bounds of one request: the directories from which it may copy a workspace and to which it may export.
 
-They are the roots of the server that sent it, without sensitive places. A command line is used by a person
-and has no roots. An MCP server sends its roots with each request (`allowed_roots`), since a model chose the
-paths in it. Sensitive places need `allow_sensitive`, which a model cannot give.
+The bounds are the roots of the server that sent the request, without sensitive places. A command line is used
+by a person and has no roots. An MCP server sends its roots with each request (`allowed_roots`), since a model
+chose the paths in the request. Sensitive places need `allow_sensitive`, which a model cannot give.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START_UP = (
     ".lldbinit", ".vimrc", ".vim", ".emacs", ".emacs.d", ".tmux.conf", ".screenrc", ".config", ".local/bin", ".local/lib", ".local/share/applications",  # noqa: E501
     ".local/share/systemd", "bin", ".oh-my-zsh", ".cargo/bin", ".vscode/extensions", "Library/LaunchAgents", "Library/Keychains",  # noqa: E501
 )  # fmt: skip
-"""Paths in a home: files that run by themselves, or under a name that the user types."""
+"""Paths in a home whose files run without a command of the user, or under a name that the user types."""
 APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
 """Paths in a home: checkouts that coding agents make inside their own, otherwise secret, directories."""
 _NAMES = (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP)
@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
     def check(self, path: str, argument: str) -> None:
         """Refuse a path that is, or resolves to a path, outside the roots or in a sensitive place.
 
-        A path that does not exist yet counts by its directory. Relative paths, and those that file system
+        A path that does not exist yet is judged by its directory. Relative paths, and paths that file system
         calls refuse, pass here: the next check refuses them. Roots are not resolved again: an export may have
         replaced a root inside another root by a symlink.
 
@@ -106,7 +106,7 @@ def of_request(args: Mapping[str, Any]) -> Bounds:
     """Read the bounds of a request.
 
     Raises:
-        OperationError: invalid_request: they are malformed, and would bound nothing.
+        OperationError: invalid_request: the bounds are malformed, so that they would allow everything.
     """
     found = args.get("allowed_roots")
     if found is not None:

@@ -1,5 +1,5 @@
-"""Tell whether the client of the present request still waits. Work in several parts then ends after the part
-under way.
+"""Tell whether the client of the present request still waits. Work in several parts ends after the current
+part when the client has left.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ _hung_up: ContextVar[Callable[[], bool] | None] = ContextVar("eos_caller_hung_up
 
 
 def answer_on(connected: socket.socket) -> None:
-    """Note that the current task, with the tasks and threads that it starts, answers the request of this
-    connection.
-    """
+    """Remember `connected` as the client of the current task and of the tasks and threads that it starts."""
 
     def hung_up() -> bool:
         try:
             poll = select.poll()
             poll.register(
                 connected, 0
-            )  # POLLHUP and POLLERR are always reported; an end of input alone is a client that sends no more
+            )  # POLLHUP and POLLERR are always reported; an end of input alone is a client that stops sending
             return bool(poll.poll(0))
         except (OSError, ValueError):
             return True

@@ -20,8 +20,8 @@ def list_directories(path: str | None, roots: Sequence[str] | None, *, limit: in
         roots: the configured roots; None: the home directory.
     Returns:
         {path, parent, truncated, directories: [{name, path}]}; `parent` is None outside all roots. Symlinks
-        to directories are resolved; those that leave the roots are left out, and one directory is listed
-        once.
+        to directories are resolved; symlinks that lead out of the roots are left out, and each directory is
+        listed once.
     Raises:
         OperationError: invalid_request: `path` is relative, missing, not a directory, outside the roots, or
             unreadable.

@@ -1,11 +1,11 @@
 """The base: a copy of a workspace, made once per content and shared by every sandbox that starts from it.
 
     <cache>/<root_hash>/base/B000001-base/...     the copy, immutable
-    <cache>/<root_hash>/boot                      the boot id of its making
-    <cache>/<root_hash>/durable                   a mark that it survives a power cut
+    <cache>/<root_hash>/boot                      the boot id of the boot that made it
+    <cache>/<root_hash>/durable                   exists once the copy survives a power cut
     <cache>/index/<hash of the workspace's path>  lstat and SHA-256 of each file at the last copy
 
-An unchanged workspace is recognised by its lstat results alone, as git does. A workspace with few changes is
+An unchanged workspace is recognised by its lstat results alone, as in git. A workspace with few changes is
 hard linked from the previous copy, and only the changed files are read. Times, permission bits, symlinks,
 hard links, `user.` attributes and access control lists are kept; owners are not.
 """
@@ -44,17 +44,17 @@ from layerstack.kernel.content import ContentHash, data_ranges
 
 BASE_LAYER = "B000001-base"
 ROUNDS = 4
-"""Rounds in which files that changed during the copy are copied again, before the workspace counts as
-changing.
+"""Number of rounds in which files that changed during the copy are copied again. After the last, the
+workspace counts as changing.
 """
 COPY_THREADS = 2
 LARGE_BYTES = 256 * 1024
-"""Files of at least this size are read and hashed in a thread; with smaller ones, threads only wait for one
-another.
+"""Files of at least this size are read and hashed in a thread; for smaller files, threads only wait for each
+other.
 """
 PIECE = 1 << 20
 NAMED_MAX = 20
-"""Paths that an error names."""
+"""Maximum of paths that an error names."""
 
 
 class BaseTree(NamedTuple):
@@ -84,8 +84,8 @@ def check_workspace(workspace: str, own: Iterable[str]) -> None:
     Args:
         own: the gateway's directories, absolute: state, cache, token.
     Raises:
-        OperationError: invalid_request: not absolute, not a directory, or it contains (or is in) one of the
-            gateway's directories.
+        OperationError: invalid_request: `workspace` is not absolute, not a directory, or it contains (or is
+            inside) one of the gateway's directories.
     """
     details = {"argument": "workspace_root", "value": workspace}
     if not os.path.isabs(workspace) or "\0" in workspace:
@@ -139,7 +139,7 @@ def prepare(
     """Copy `workspace` as it is now, or find the copy of the same content.
 
     Args:
-        keeping: the attributes that the store over it can have, and how.
+        keeping: the attributes that the store over the base can have, and their xattr namespace.
         check_idle: called before the copy and after it; raises OperationError while an export changes the
             workspace.
     Returns:
@@ -219,7 +219,7 @@ def _prepare(
         private_dirs.make(target)
         linked = (
             index is not None and not index.warnings
-        )  # with warnings all files are read, so that the warnings are given again
+        )  # after warnings all files are read, so that the same warnings are reported again
         previous = (
             os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index is not None and linked else None
         )
@@ -274,8 +274,8 @@ def _prepare(
 
 
 def _make_cache(cache: str) -> None:
-    """Make the directory of the bases, mode 0700 with its entries. Trees that other users could write are
-    compared with their hash again.
+    """Make the directory of the bases and set mode 0700 on it and its entries. Trees that other users could
+    write are compared with their hash again.
     """
     open_to = private_dirs.make(cache)
     if not open_to:
@@ -320,9 +320,9 @@ def _mounted(workspace: str, listing: Listing) -> tuple[str, ...]:
 
 
 def usable(cache: str, root_hash: str) -> bool:
-    """Tell whether the cache has the complete tree of this hash. A torn one is moved aside.
+    """Tell whether the cache has the complete tree of this hash. An incomplete tree is moved aside.
 
-    Cost: two look-ups; a read of the whole tree when the machine went down before it was durable.
+    Cost: two look-ups; a read of the whole tree when the machine went down before the tree was durable.
     """
     path = os.path.join(cache, root_hash)
     if not os.path.isdir(os.path.join(path, "base", BASE_LAYER)):
@@ -370,7 +370,7 @@ class _BaseCopy:
         self._previous = previous if previous is not None and os.path.isdir(previous) else None
 
     def bring_to(self, listing: Listing) -> None:
-        """Make the copy equal to `listing`; files that are so already are not touched."""
+        """Make the copy equal to `listing`; files that are equal already are not touched."""
         self.unstable = set()
         for path in sorted(self._done.keys() - listing.entries.keys(), reverse=True):  # deeper entries first
             self._drop(path)
@@ -456,8 +456,8 @@ class _BaseCopy:
             self._of_directories[path] = found
 
     def _keep(self, path: str, where: str | int, found: dict[str, bytes]) -> None:
-        """Give a copy the attributes of its original, as far as its store and this file system can have
-        them.
+        """Give a copy the attributes of its original, as far as the sandbox's store and this file system
+        support them.
         """
         kept: dict[str, bytes] = {}
         self.varies = self.varies or base_xattrs.varies(found)
@@ -536,8 +536,8 @@ class _BaseCopy:
             self.content[path], self._done[path] = digest, entry
 
     def _read(self, path: str, where: str, entry: Stat) -> str | None:
-        """Copy one file; return its digest, or None when it is not the file of the walk or changed during the
-        copy.
+        """Copy one file; return its digest, or None when the file was replaced since the walk or changed
+        during the copy.
         """
         try:
             source = os.open(

@@ -3,6 +3,6 @@ them.
 """
 
 PREFIX = b".eos-export-"
-"""Beginning of the name of every staging directory and every unfinished archive of an export; it writes
-nothing else under such a name.
+"""Beginning of the name of every staging directory and every unfinished archive of an export; no other file
+gets such a name.
 """

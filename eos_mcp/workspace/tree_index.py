@@ -1,5 +1,5 @@
-"""The index of a workspace: lstat and digest of each entry at the last copy, by which an unchanged file is
-known without a read.
+"""The index of a workspace: lstat and digest of each entry at the last copy. An unchanged file is recognised
+by it without a read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ INDEX_FORMAT = 3
 RACY_NS = 100_000_000
 RACY_COARSE_NS = 2_100_000_000
 """A file whose times are this close to its lstat may change again with the same times: its content is read
-again next time. Time stamps have steps of a few milliseconds, on some file systems (FAT) of two seconds. Git:
-"racy-git.txt".
+again next time. The granularity of time stamps is a few milliseconds, on some file systems (FAT) two seconds.
+Git: "racy-git.txt".
 """
 
 _STAGING = os.fsdecode(PREFIX)
@@ -45,15 +45,17 @@ class Index(NamedTuple):
     warnings: tuple[str, ...]
     entries: dict[str, tuple[Stat, str]]
     xattrs: dict[str, str]
-    """Digests (`layerstack.kernel.base_xattrs`) of the attributes in the copy, of the paths that have any."""
+    """Path -> digest (`layerstack.kernel.base_xattrs`) of its attributes in the copy; paths without
+    attributes are absent.
+    """
     keeping: Keeping
     varies: bool
-    """Another `keeping` would have stored the attributes in another way."""
+    """True when another `keeping` would have stored the attributes differently."""
 
 
 class Listing(NamedTuple):
     """One walk over a workspace: lstat by relative path ('' is the root), in the order of the walk, without
-    the last two.
+    the entries of `special` and `staging`.
     """
 
     looked_ns: int
@@ -65,7 +67,7 @@ class Listing(NamedTuple):
 
 
 def look(workspace: str) -> Listing:
-    """lstat(2) every entry below `workspace`, and itself; entries that vanish during the walk are left
+    """Call lstat(2) on `workspace` and every entry below it; entries that vanish during the walk are left
     out.
     """
     looked = time.time_ns()
@@ -125,8 +127,8 @@ def racy(entry: Stat, looked_ns: int) -> bool:
 
 
 def unchanged(index: Index, listing: Listing) -> bool:
-    """Tell whether every lstat is as in the index, and none so close to the last walk that a later change
-    would not show.
+    """Tell whether every lstat equals that of the index, and no time is so close to the last walk that a
+    later change would not show.
     """
     if len(index.entries) != len(listing.entries):
         return False
