@@ -208,7 +208,9 @@ def test_a_rejection_says_who_won_where_and_what_all_three_sides_have(sandbox: S
     ]
     (conflict,) = rejection["conflicts"]
     assert (conflict["path"], conflict["class"]) == ("p3", "content")
-    assert conflict["hunks"] == [{"base": [10, 1], "ours": [10, 1], "theirs": [10, 1]}]
+    (hunk,) = conflict["hunks"]
+    assert [hunk[side] for side in ("base", "ours", "theirs")] == [[10, 1]] * 3
+    assert {"base_text", "ours_text", "theirs_text"} <= hunk.keys()
     assert len({conflict[side]["digest"] for side in ("base", "ours", "theirs")}) == 3
     assert (conflict["theirs_layer"]["owner"], conflict["theirs_layer"]["agent"]) == (
         f"workspace_session:{a}",

@@ -11,7 +11,7 @@ import tracemalloc
 
 from layerstack.errors import LayerLimit
 from layerstack.kernel.xattrs import TRUSTED
-from layerstack.model.conflict import Notice
+from layerstack.model.conflict import Hunk, Notice
 from layerstack.publish.outcome import Published
 from layerstack.squash import squash
 from tests.layerstack.exported_names import names_in_export
@@ -816,7 +816,8 @@ def test_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leaves_o
         put(session.at("f"), FIFTY.replace("line 10\n", text).replace("line 50\n", "fifty\n"))
     a.publish()
     (conflict,) = b.conflicts()
-    assert (conflict.path, conflict.cls, conflict.hunks) == ("f", "content", (((10, 1), (10, 1), (10, 1)),))
+    assert (conflict.path, conflict.cls) == ("f", "content")
+    assert conflict.hunks == (Hunk((10, 1), (10, 1), (10, 1), ("line 10\n", "ten of b\n", "ten of a\n")),)
     assert len({side.digest for side in (conflict.base, conflict.ours, conflict.theirs)}) == 3
     assert conflict.theirs_layer is not None and (
         conflict.theirs_layer.owner,
