@@ -28,7 +28,7 @@ class PinTable:
     """The pinned versions and their leases."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held for the length of a change on disk; taken before the lock of the stack."""
+    """Held during a change on disk; acquired before the lock of the stack."""
     held: dict[int, tuple[Pin, Lease]] = field(default_factory=dict[int, tuple[Pin, Lease]])
     unsynced: bool = False
     """True when the disk refused to sync the folder. `held` then has the pins that may be on disk after a
@@ -38,13 +38,15 @@ class PinTable:
 
 @dataclass
 class DraftTable:
-    """The users and leases of drafts, by draft id. Read and changed under the lock of the stack."""
+    """The reference counts and leases of drafts, by draft id. Read and changed under the lock of the
+    stack.
+    """
 
     users: dict[str, int] = field(default_factory=dict[str, int])
-    """The number of sessions and readers that use the draft; no entry for 0."""
+    """Reference count of each draft: the sessions and readers that use it; no entry for 0."""
     leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
     """The lease of each draft on its base version."""
     consumed: set[str] = field(default_factory=set[str])
-    """Published drafts that are removed when their last user leaves."""
+    """Published drafts that are removed when their last reference is released."""
     layers: OrderedDict[tuple[str, ...], Layer] = field(default_factory=OrderedDict[tuple[str, ...], Layer])
-    """The private layers of the drafts that were read last, by draft id and the layer ids of the base."""
+    """The pending layers of the drafts that were read last, by draft id and the layer ids of the base."""

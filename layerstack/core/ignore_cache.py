@@ -1,4 +1,4 @@
-"""Which paths of a session are ignored ones: its base version's own `.gitignore` files say so, parsed once
+"""Find the ignored paths of a session by the `.gitignore` files of its base version, which are parsed once
 per version.
 """
 
@@ -13,7 +13,7 @@ from layerstack.text.gitignore import FILE_MAX, KEPT_BYTES, Ignored, IgnoreRules
 from layerstack.tree.state import FILE
 
 KEPT = 16
-"""Versions whose rules stay parsed, as long as they fit into KEPT_BYTES together."""
+"""Versions whose parsed rules are remembered, as long as they fit into KEPT_BYTES together."""
 
 
 class IgnoreCache:
@@ -28,8 +28,8 @@ class IgnoreCache:
         self._rules: dict[int, IgnoreRules] = {}
 
     def ignored(self, version: int) -> Ignored:
-        """The function (path, is a directory) -> True when that version ignores the path. `.gitignore` files
-        are read when a path needs them, by readers of the head.
+        """Give the predicate (path, whether it is a directory): True when that version ignores the path.
+        `.gitignore` files are read when a path needs them, under a reader's lease on the head.
         """
         rules = self._rules.get(version)
         if rules is None:
@@ -41,8 +41,8 @@ class IgnoreCache:
         return rules.ignored
 
     def for_merge(self, version: int, head: int) -> Ignored:
-        """The same for work of one version that meets the other: a path is ignored where both ignore it, so
-        that what one of them has taken out of `.gitignore` is checked for conflicts.
+        """Give the predicate for work on one version that is merged with another version: True for a path
+        that both ignore, so that a path that only one of them ignores is checked for conflicts.
         """
         one, other = self.ignored(version), self.ignored(head)
         return (
@@ -57,12 +57,12 @@ class IgnoreCache:
         return [] if rules is None else sorted(rules.refused)
 
     def _reader(self, version: int) -> Callable[[str], bytes | None]:
-        then: dict[Chain, Chain] = {}  # by the head's chain, of which it keeps one
+        then: dict[Chain, Chain] = {}  # chain of the head -> chain of the version; has one entry
 
         def read(path: str) -> bytes | None:
             with (
                 self._reading() as snapshot
-            ):  # by the current head: the layers of that version may be squashed away
+            ):  # through the current head: the version's own layers may be squashed
                 chain = then.get(snapshot.chain)
                 if chain is None:
                     then.clear()

@@ -1,6 +1,4 @@
-"""The times in a layer that later publications need: kept in its metadata, else found by a walk of the
-layer.
-"""
+"""Times of a layer that later publications need, from its metadata or else from a walk of the layer."""
 
 from __future__ import annotations
 
@@ -16,18 +14,20 @@ from layerstack.tree.state import DIRECTORY, FILE, WHITEOUT
 
 KEY = "times"
 AHEAD_MAX_NS = 24 * 3600 * 10**9
-"""A time that is further ahead of the clock was set on purpose: nothing has to be later than that."""
+"""Most that the time of a file may be ahead of the clock. A later one was set on purpose, and no other time
+has to be later than it.
+"""
 
 
 def joined(times: Iterable[LayerTimes]) -> LayerTimes:
-    """The times of all layers together, for the layer that replaces them."""
+    """Combine the times of layers, for the layer that replaces them."""
     each = list(times)
     oldest = min((one.oldest_input for one in each if one.oldest_input is not None), default=None)
     return LayerTimes(oldest, max((one.newest for one in each), default=0), any(one.removes for one in each))
 
 
 def recorded(layer: Layer) -> LayerTimes | None:
-    """As the layer's metadata has it."""
+    """Give the times in the layer's metadata; None where it has none."""
     recorded = layer.about.get(KEY)
     return (
         None
@@ -37,8 +37,8 @@ def recorded(layer: Layer) -> LayerTimes | None:
 
 
 def times_of(stack: Stack, layer: Layer) -> LayerTimes:
-    """As recorded, else by a look at its files: then each that it lists counts, also one of which only the
-    mode changed.
+    """Give the recorded times, else those of the layer's files: then each listed file counts, also one of
+    which only the mode changed.
     """
     if layer.times is None:
         layer.times = recorded(layer) or _walked(stack, layer)
@@ -68,8 +68,8 @@ def _walked(stack: Stack, layer: Layer) -> LayerTimes:
 
 
 def newest_in(layers: Iterable[Layer]) -> int:
-    """The newest time in published layers, but for those that were set on purpose; of a layer that says
-    nothing of its times, when it was published.
+    """Find the newest time in published layers, without times that were set on purpose; a layer without
+    recorded times counts with the time of its publication.
     """
     limit, newest = time.time_ns() + AHEAD_MAX_NS, 0
     for layer in layers:
@@ -86,7 +86,9 @@ def newest_in(layers: Iterable[Layer]) -> int:
 
 
 def published_ns(layer: Layer) -> int | None:
-    """When the newest publication in it was made, at the latest; None of the base."""
+    """Give the latest time at which the newest publication in the layer can have been made; None for the
+    base.
+    """
     if layer.is_base:
         return None
     at = layer.members[0].get("created_unix_ms")
@@ -94,7 +96,7 @@ def published_ns(layer: Layer) -> int | None:
 
 
 def outputs_of(stack: Stack, version: Snapshot) -> Callable[[str, str], bool]:
-    """The function (layer, path) -> True when that file of a version is an output of builds."""
+    """Give the predicate (layer, path): True when that file of a version is an output of builds."""
     ignored = stack.routes.ignored(version.version)
     written: dict[str, frozenset[str]] = {
         layer.id: frozenset(layer.about.get("written", ()))

@@ -8,14 +8,12 @@ from layerstack.units.units import Kind
 
 
 class PublishRules(NamedTuple):
-    """Where a publish may decide as the reference system does; `Stack.rules` holds for every plan made from
-    then on.
-    """
+    """Options of a merge. A new value of `Stack.rules` applies to every plan made afterwards."""
 
     merge_adjacent: bool = False
     """Merge edits of neighbouring lines; without it they are a conflict."""
     units: tuple[Kind, ...] = ()
-    """Units beside the built-in ones."""
+    """Kinds of units in addition to the built-in ones."""
 
 
 DEFAULT = PublishRules()

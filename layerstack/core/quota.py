@@ -1,11 +1,11 @@
-"""The quota of a store: bytes and layers of published work, and the chain that the kernel mounts. Checked
-before anything is written.
+"""The quota of a store: limits for the bytes and layers of published work, and the kernel's limit for the
+layers of a mount. A publication is checked before anything is written.
 
 Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins,
-exports) keep: sizes of regular files as the layers' metadata records them, several names of one file once.
-Nothing is walked. It errs on the strict side: the layer that a moved file was in is not known, so such a file
-counts twice until a squash contains both layers. Drafts, captured trees and live sessions are not counted
-and never refused: work that a quota refuses stays where it is.
+exports) keep: the sizes of regular files in the layers' metadata, where several names of one file count once.
+No tree is walked. The count may be too high: the earlier layer of a moved file is not known, so such a file
+counts twice until a squash contains both layers. Drafts, captured trees and live sessions are not counted,
+and work that a quota refuses stays unpublished in its session or draft.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PROJECT_QUOTAS = {"prjquota", "pquota"}
 
 
 class Quota:
-    """The limits of one open store, and what is used of them. May be set at any time; what is there already
-    stays, whatever they say.
+    """The limits of one open store, and the bytes and layers in use. Limits may be set at any time; published
+    work above a new limit stays.
     """
 
     def __init__(self, root: str, layers: Layers, leases: Leases, head: Callable[[], Manifest]) -> None:
@@ -43,11 +43,11 @@ class Quota:
         self._counted: tuple[Manifest | None, int] = (None, 0)
 
     def used_bytes(self, leaving: Collection[str] = ()) -> int:
-        """The bytes that count against `bytes`. Cost: that of the layers which are new in the head; O(all of
-        them) after a squash, while old ones are kept.
+        """The bytes that count against `bytes`. Cost: O(layers that are new in the head); O(all layers) after
+        a squash, while replaced ones are kept.
 
         Args:
-            leaving: holders of leases that end with the publish that asks, and keep nothing any more.
+            leaving: names of leases that end with the calling publish, and are not counted.
         """
         head, loaded = self._head(), self._layers.all()
         if len(loaded) == len(head.layers):
@@ -58,7 +58,9 @@ class Quota:
         return _sum(layer for layer in loaded if layer.id in ids)
 
     def _of_head(self, head: Manifest) -> int:
-        """As long as nothing else is kept. The last head and its sum are remembered."""
+        """Count the bytes of the head, when no lease keeps other layers. The last head and its sum are
+        remembered.
+        """
         last, total = self._counted
         if last is not head:
             if last is not None and last.layers == head.layers[1:]:
@@ -74,8 +76,8 @@ class Quota:
         return len(self._head().layers) - 1
 
     def refusal(self, size: Callable[[], int], leaving: Collection[str] = ()) -> LayerStackError | None:
-        """Why one layer more of so many bytes would be refused now, or None; the size is asked for only where
-        it matters.
+        """Give the error with which one more layer of `size` bytes would be refused now, or None; `size` is
+        called only when the result depends on it.
         """
         try:
             self.admit(self._head(), size, leaving)
@@ -84,10 +86,10 @@ class Quota:
         return None
 
     def admit(self, head: Manifest, size: Callable[[], int], leaving: Collection[str] = ()) -> None:
-        """Check that one layer of that size may go on top of `head`.
+        """Check that one layer of that size may be added on top of `head`.
 
         Args:
-            leaving: holders of leases that end with the publish.
+            leaving: names of leases that end with the publish.
         Raises:
             LayerLimit: the kernel could not mount it. QuotaExceeded: reason quota_layers or quota_bytes.
         """
@@ -100,7 +102,7 @@ class Quota:
                 raise QuotaExceeded("bytes", limit=self.bytes, used=used, wanted=wanted)
 
     def to_json(self) -> dict[str, Any] | None:
-        """The limits, what is used of them, and what is not enforced and why; None without limits."""
+        """The limits, the bytes and layers in use, and what is not enforced and why; None without limits."""
         if self.bytes is None and self.layers is None:
             return None
         used = {"used_bytes": self.used_bytes(), "used_layers": self.used_layers()}
@@ -115,8 +117,8 @@ class Quota:
 
 
 def why_not(root: str, mountinfo: str = "/proc/self/mountinfo") -> str:
-    """Why the file system does not keep sessions within a quota. Source: proc_pid_mountinfo(5); mount options
-    of ext4(5) and xfs(5).
+    """Explain why the file system does not keep sessions within a quota. Source: proc_pid_mountinfo(5); mount
+    options of ext4(5) and xfs(5).
     """
     device = os.stat(root).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
@@ -164,9 +166,9 @@ def size_of(tree: Tree, indexed: Indexed) -> int:
 
 
 def _sum(layers: Iterable[Layer]) -> int:
-    """The bytes of layers that the head or a lease keeps. Those of one lease show each published layer once;
-    an older lease may keep the layers that a newer one has folded: the folded one is made of their files, and
-    adds nothing while all of them are there.
+    """Sum the bytes of layers that the head or a lease keeps. The layers of one version contain each
+    publication once. An older lease may also keep layers that a squash has replaced: the squashed layer
+    consists of their files, and adds nothing while all of them are kept.
     """
     kept = {layer.id: layer for layer in layers if not layer.is_base}
     total, seen = 0, set[int]()
@@ -180,7 +182,7 @@ def _sum(layers: Iterable[Layer]) -> int:
 
 
 def _adds(layer: Layer, kept: Container[str]) -> int:
-    """Bytes of a layer that are not files of other layers which are kept."""
+    """Bytes of a layer that are not in files of other kept layers."""
     linked: Mapping[str, Any] = layer.about.get("linked") or {}
     return int(layer.about.get("bytes") or 0) - sum(
         int(linked[layer_id]) for layer_id in linked if layer_id in kept

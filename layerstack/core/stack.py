@@ -27,12 +27,12 @@ from layerstack.text.build_roles import INPUTS, patterns
 from layerstack.tree.staging import Staging
 
 CHAINS_KEPT = 32
-"""Versions whose chains are shared by those who ask for them."""
+"""Versions whose chains are remembered and shared."""
 
 
 class Stack:
-    """A line of versions. Readers never wait for a publish: the head is an immutable value that is replaced,
-    under the lock.
+    """The versions of one store. Readers never wait for a publish: the head is an immutable value, which is
+    replaced under the lock.
     """
 
     def __init__(self, root: str, form: Form, step: Step, lock_fd: int) -> None:
@@ -48,27 +48,28 @@ class Stack:
         self.rules: PublishRules = DEFAULT
         self.quota = Quota(root, self.layers, self.leases, lambda: self._head)
         self.inputs = patterns(INPUTS)
-        """Ignored files that are inputs of builds all the same; holds for all that is published from then on.
+        """Patterns of ignored files that are inputs of builds nevertheless; a new value applies to later
+        publications.
         """
         self.damaged: dict[str, str] = {}
         """Quarantined documents: file -> the damage. See `set_apart`."""
         self.lost: list[int] = []
-        """Versions whose files a power cut took the bytes of; empty once they are written again."""
+        """Versions whose files lost their bytes in a power cut; empty once they are written again."""
         self.unsynced = False
         """True while the last fsync of the head is still to be done. Set and read under the lock."""
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that a lease still keeps."""
         self.withheld: set[str] = set()
-        """Layers that a squash replaced and that something on disk still names, since the disk refused to let
-        it be replaced: see `cleanup_pending`.
+        """Layers that a squash replaced and that a file on disk still names, since the disk refused to
+        replace that file: see `cleanup_pending`.
         """
         self.not_squashed: set[str] = set()
-        """Layers whose metadata a squash of this process found damaged: it said so, and later ones leave them
-        as they are.
+        """Layers whose metadata a squash of this process found damaged and reported; later squashes leave
+        them out.
         """
         self.cleanup_pending = False
-        """The disk refused to delete or replace what still names them; it is tried again by the next squash
-        or gc, or at the next open.
+        """True when the disk refused to delete or replace the files that still name replaced layers; the next
+        squash, gc or open tries again.
         """
         self.on_new_head: Callable[[], object] | None = None
         """Called after each new head, in any thread and under the lock."""
@@ -143,15 +144,15 @@ class Stack:
         self._chains[manifest.version] = (manifest, chain)
 
     def snapshot(self, version: int | None = None) -> Snapshot:
-        """A version to read from, the head by default. Without a lease its layers may be squashed away later:
-        see `lease`.
+        """A version to read from, the head by default. Without a lease its layers may be removed after a
+        squash: see `lease`.
         """
         manifest = self.manifest(version)
         return Snapshot(manifest, self.chain(manifest))
 
     def layer_ids_at(self, version: int) -> tuple[LayerId, ...]:
-        """The layers of the head that make the tree of an earlier version: those that are not newer. Not for
-        one inside a squashed block.
+        """The layers of the head that make the tree of an earlier version: those that are not newer. The
+        version must not be inside a squashed block.
         """
         return tuple(layer.id for layer in self.chain(self._head).up_to(version).published)
 
@@ -159,7 +160,7 @@ class Stack:
 
     @contextlib.contextmanager
     def lease(self, version: int | None = None) -> Generator[Snapshot]:
-        """A version whose layers stay on disk for the length of the block."""
+        """A version whose layers stay on disk during the block."""
         manifest, lease = self.acquire_lease("export", version)
         try:
             yield Snapshot(manifest, self.chain(manifest))
@@ -168,8 +169,8 @@ class Stack:
 
     @contextlib.contextmanager
     def reading(self) -> Generator[Snapshot]:
-        """The head, whose layers stay on disk for the length of the block. Unlike `lease` it takes no lock,
-        and it does not keep a squash from closing the version.
+        """The head, whose layers stay on disk during the block. Unlike `lease` it takes no lock, and it does
+        not keep a squash from closing the version.
         """
         while True:
             head = self._head
@@ -191,7 +192,7 @@ class Stack:
             return manifest, self.leases.acquire(lease_name, manifest.version, ids)
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back; replaced layers that only it kept are removed."""
+        """Release a lease; replaced layers that only this lease kept are removed."""
         self.leases.release(lease)
         if self.replaced:
             self.reclaim()
@@ -209,8 +210,8 @@ class Stack:
             self._remove_layers(sorted(free))
 
     def _remove_layers(self, layer_ids: Sequence[str]) -> None:
-        """Best effort: no document names a layer that stays, so gc or the next open removes it. Metadata goes
-        after its layer.
+        """Remove layers, best effort, each before its metadata. A layer that cannot be removed is named by no
+        document, so gc or the next open removes it.
         """
         folder = self.staging.name("replaced")
         metadata: list[str] = []
@@ -229,7 +230,7 @@ class Stack:
     # ---- a new head
 
     def become(self, manifest: Manifest, layers: Sequence[Layer] = ()) -> None:
-        """The head in memory follows the one on disk; the caller holds the lock."""
+        """Make the manifest, which is the head on disk, the head in memory; the caller holds the lock."""
         self.layers.put(layers)
         if len(layers) == 1 and manifest.layers[1:] == self._head.layers:
             before = self._chains.get(self._head.version)
@@ -240,8 +241,8 @@ class Stack:
             self.on_new_head()
 
     def sync_head(self) -> None:
-        """Make the head that the caller saw survive a power cut: wait for its commit, repeat a last fsync
-        that failed.
+        """Make the head that the caller saw survive a power cut: wait for its commit, and repeat its last
+        fsync if that failed.
         """
         with self.lock:
             if self.unsynced:
@@ -251,11 +252,11 @@ class Stack:
     # ---- damage
 
     def set_apart(self, error: StoreCorrupt) -> None:
-        """A document that one session, draft, pin or earlier version has for itself is damaged: the others go
-        on without it.
+        """Quarantine a damaged document that a single session, draft, pin or earlier version needs; all
+        others stay usable.
 
-        It stays where it is, with the work beside it, and `damaged` lists it. Its base is unknown from then
-        on, so no layer is removed and nothing is squashed as long as one is listed.
+        The document stays in its place, with the work beside it, and `damaged` lists it. The layers that it
+        names are unknown, so no layer is removed and nothing is squashed while one is listed.
         """
         file = str(error.details["file"])
         self.damaged[file] = error.message.removeprefix(f"{file}: ")

@@ -23,7 +23,9 @@ class Layers:
     """The table of layers by id; its methods may be called from any thread."""
 
     def __init__(self, root: str, form: Form, lock: threading.RLock) -> None:
-        """`lock` is the store's: the table follows the renames into `layers/`, which are done under it."""
+        """`lock` is the store's lock, under which layers are renamed into `layers/` and added to this
+        table.
+        """
         self.path_index = PathIndex()
         self._root, self._form, self._lock = root, form, lock
         self._loaded: dict[str, Layer] = {}

@@ -25,8 +25,8 @@ from layerstack.tree.disk import DirectoryEntry, Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State, equal
 
 SLACK = 8
-"""An opaque directory becomes a plain one if the base's names that it lacks are at most its own names plus
-this many.
+"""An opaque directory becomes a plain one with whiteouts if the number of base names that it lacks is at most
+the number of its own names plus this constant.
 """
 
 
@@ -54,9 +54,9 @@ def capture_tree(
 
     Args:
         keep: subtrees that are known to be in final form are not entered.
-        is_input: says whether a file is an input of builds. An input that equals the base but for a later
-            time is then kept if a changed file has a time between the two: it may have been made from the
-            input's content of that moment. Without it none is kept.
+        is_input: predicate: the file is an input of builds. An input that differs from the base only by a
+            later time is kept if a changed file has a time between the two, since that file may have been
+            made from what the input contained at that time. None: no such input is kept.
     Raises:
         OSError: the disk refused; the view is unchanged, and another capture continues from there.
     Cost: O(entries of the tree) look-ups; content is read where a file of equal size is below.
@@ -69,8 +69,8 @@ def capture_tree(
 
 
 class Fate(enum.Enum):
-    """Result for an entry. Its directory stays for an entry that is not GONE, and gets its time back after
-    one that is not STAYS.
+    """Result for an entry. An entry that is not GONE keeps its directory; an entry that is not STAYS makes
+    the directory get its earlier time back.
     """
 
     STAYS = enum.auto()
@@ -94,7 +94,7 @@ class _TreeCapture:
         self.filled: set[str] = set()
         """Entries copied with a renamed directory of the base, under a name that git_leftovers checks."""
         self.cut: dict[str, bool] = {}
-        """Says for each directory being pruned whether nothing of the base is visible there."""
+        """Directory being pruned -> True when nothing of the base is visible in it."""
         self.git = git_leftovers.GitDirectories(tree, chain, lambda path: self.cut[path])
         self.touched: dict[str, tuple[int, int]] = {}
         """Inputs that equal the base but for a later time: the base's time, and their own."""
@@ -102,8 +102,8 @@ class _TreeCapture:
     # pass 1: a renamed directory becomes an opaque directory with the content of its old path
 
     def expand(self, path: str, merges: str | None) -> None:
-        """Expand below `path`. `merges`: the path of the chain with which this directory merges; None: with
-        nothing.
+        """Expand below `path`. `merges`: the path of the chain with which this directory merges; None: it
+        merges with nothing.
         """
         cancel.check()
         tree = self.tree
@@ -168,8 +168,8 @@ class _TreeCapture:
         """Remove entries that equal the base from a directory. `inside`: nothing of the base is visible here.
         Returns whether the directory must stay.
 
-        It must when nothing of the base is visible in it (*cut*), when names of the base are deleted from it,
-        when its attributes differ, or when any entry stays. Else it is an unchanged container.
+        It must stay when nothing of the base is visible in it (*cut*), when names of the base are deleted
+        from it, when its attributes differ, or when any entry stays. Else it is an unchanged container.
         """
         if path and self.keep(path):
             return True
@@ -214,9 +214,9 @@ class _TreeCapture:
     ) -> tuple[bool, Sequence[DirectoryEntry], set[str] | None]:
         """Keep the opaque xattr of a directory, or remove it.
 
-        Over nothing it would hide what others add there, and a directory that lacks few of the base's names
-        says the same with whiteouts. Returns: is it opaque; the children still to be processed; the names
-        that got whiteouts in place of the xattr.
+        Where the base has nothing, the xattr would hide what others add there; where the directory lacks few
+        of the base's names, whiteouts express the same. Returns: True when it is opaque; the children still
+        to be processed; the names that got whiteouts in place of the xattr.
         """
         tree = self.tree
         if not tree.opaque(path):
@@ -355,7 +355,9 @@ class _TreeCapture:
         )
 
     def _left_by_git(self, directory: str, path: str, kind: str, *, cut: bool) -> bool:
-        """Check whether an entry is one that a killed git left in a git directory, in the same way."""
+        """Check whether an entry is one that a killed git left in a git directory. One of that name in the
+        base is user data.
+        """
         if (
             kind not in (FILE, DIRECTORY)
             or path in self.filled

@@ -71,8 +71,8 @@ class Chain:
         return self._bottom - height
 
     def up_to(self, version: int) -> Chain:
-        """Give the chain of an earlier version of the same stack, which is not inside a squashed run: its
-        layers that are not newer.
+        """Give the chain of an earlier version of the same stack: the layers of this chain that are not
+        newer. The version must not be inside a squashed run.
         """
         if self.published[0].version <= version:
             return self
@@ -81,13 +81,13 @@ class Chain:
         )
 
     def sorted(self, layers: Iterable[Layer]) -> list[Layer]:
-        """List those of the given layers that are published layers of this version, newest first."""
+        """List, newest first, the given layers that are published layers of this version."""
         found = [(rank, layer) for layer in layers if (rank := self._rank(layer.id)) is not None]
         return [layer for _, layer in sorted(found, key=lambda hit: hit[0])]
 
     def _complete(self) -> None:
-        """Check, after each look-up in the path index, that no layer of this chain was dropped before it: the
-        look-up would have passed over it and shown older content.
+        """Check, after each look-up in the path index, that no layer of this chain was dropped before: the
+        look-up would have missed that layer and shown older content.
         """
         drops = self.path_index.drops
         if drops != self._drops:
@@ -103,7 +103,7 @@ class Chain:
 
     def _first(self, path: str, *, cover: bool = False) -> tuple[int, Layer | None]:
         """Find the newest layer that lists `path`, or with `cover` masks everything below it, and its rank;
-        the base is not asked.
+        the base is not searched.
         """
         for rank, layer in enumerate(self.private):
             found = layer.get(path)
@@ -125,8 +125,8 @@ class Chain:
     def _top(self, path: str) -> tuple[int, bool]:
         """Find the rank of the newest layer that masks what is below `path`, at it or at an ancestor.
 
-        The second value is True when that layer has no directory there, so that nothing of its own is below
-        either. The answer of a chain never changes, so it is found once per directory.
+        The second value is True when that layer has no directory there, so that no entry of its own is below
+        `path` either. The result never changes for a chain and is remembered for each directory.
         """
         found = self._tops.get(path)
         if found is not None:

@@ -1,5 +1,5 @@
 """Find the paths that differ between two versions, or between a version and work on top of one. Only paths
-that layers outside of their common ones list are compared.
+that a layer of one side alone lists are compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from layerstack.model.paths import ancestors, byte_order
 from layerstack.tree.state import DIRECTORY, LINK, State, equal, same
 
 KEPT, KEPT_PATHS = 4, 100_000
-"""Comparisons that a store remembers, so that the pages of one answer are computed once; and paths of each.
+"""Comparisons that a store remembers, so that the pages of one answer are computed once; and paths of
+each.
 """
 
 
@@ -35,7 +36,7 @@ class Difference(NamedTuple):
 
 
 def at(old: Chain, new: Chain, path: str) -> Difference | None:
-    """Compare one path; None when it does not differ. Reads content only of two files of one size in
+    """Compare one path; None when it does not differ. Reads content only of two files of equal size in
     different layers.
     """
     if old.layer_of(path) is new.layer_of(path):
@@ -61,7 +62,8 @@ def paths(old: Chain, new: Chain, *, under: str = "") -> Iterator[str]:
 
 
 def tops(old: Chain, new: Chain, *, times: bool = False) -> Iterator[Difference]:
-    """Give the same differences, without paths below one that is not a directory in `new`.
+    """Give the differences at the paths of `paths`, without those below an entry that is not a directory in
+    `new`.
 
     Args:
         times: also files and directories that differ in their time only.
@@ -81,7 +83,7 @@ class _Inside(NamedTuple):
     sides: tuple[Chain, ...]
     """The sides that have it."""
     covered: bool
-    """One of the layers masks its content without listing it."""
+    """True when one of the layers masks its content without listing it."""
 
 
 class _DeltaWalk:
@@ -201,7 +203,7 @@ def _has_another_time(before: State | None, after: State | None) -> bool:
 
 
 class _ComparedPaths:
-    """Paths of one comparison as far as they were read; of many the last ones. One caller uses it at a
+    """Paths of one comparison that were read so far, or the last of them when they are many. One caller at a
     time.
     """
 
@@ -241,7 +243,9 @@ class Deltas:
     def paths(
         self, old: Chain, new: Chain, under: str, start: int, *, but: Chain | None = None
     ) -> Generator[Iterator[str]]:
-        """Give `paths` from number `start` on; without those that are in `but` as in `new`."""
+        """Give `paths` from number `start` on; without those whose state is the same in `but` and in
+        `new`.
+        """
         layers = [() if chain is None else chain.layers for chain in (old, new, but)]
         key = (under, *(tuple(layer.id for layer in some) for some in layers))
         with self._lock:

@@ -75,9 +75,9 @@ class Flattened(NamedTuple):
     """Look-ups by path in the result of `flatten`."""
 
     source: Callable[[str], Layer | None]
-    """Gives the layer that a file or symlink is from."""
+    """Function: path of a file or symlink -> the layer that it is from."""
     is_touched: Callable[[str], bool]
-    """Says whether a file is there for its time alone."""
+    """Predicate: the file is there for its time alone."""
 
 
 class Reach(NamedTuple):
@@ -86,14 +86,14 @@ class Reach(NamedTuple):
     mask: int
     """The oldest rank whose layer contributes entries."""
     hides: bool
-    """True when the run ends it, so that nothing below the run is visible in it."""
+    """True when nothing below the run is visible in the directory."""
     quiet: bool
-    """True when all its layers have it as an unchanged container."""
+    """True when the directory is an unchanged container in all layers of the run that list it."""
 
 
 def reach(records: Sequence[Listed], mask: int) -> Reach:
-    """Find how far down the records of a directory, newest first, it merges, at most to the mask of the
-    directory above it.
+    """Find the oldest layer with which a directory merges. `records` are its records, newest first; `mask` is
+    that of its parent, which limits the result.
 
     A directory merges with older ones until a layer has another kind of entry there, or an opaque directory.
     The mask ends just above the first record that is not a directory: that layer's entry, and everything

@@ -29,9 +29,8 @@ class _FlattenedDirectory(NamedTuple):
 
 
 class FlattenedTree:
-    """The layers of `block`, newest first, on top of `below`, as `flatten` makes one tree of them, apart from
-    unchanged containers, which stay: a capture removes them. Read-only; it shows what its layers show at
-    the time.
+    """The tree that `flatten` makes of `block`, layers newest first, on top of `below`, with one difference:
+    unchanged containers stay, which a capture removes. Read-only; each call reads the layers as they are.
     """
 
     def __init__(self, block: Sequence[Layer], below: Chain) -> None:

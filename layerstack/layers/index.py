@@ -232,7 +232,7 @@ class PathIndex:
                 while at:
                     at = at.rpartition("/")[0]
                     if self.sub.get(at, 0) >= v:
-                        break  # the loop that wrote v here went on to the root
+                        break  # the loop that wrote v here continued to the root
                     self.sub[at] = v
 
     def drop(self, *layers: Layer) -> None:

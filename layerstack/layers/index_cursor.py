@@ -35,7 +35,9 @@ class Digests:
         self._open: OrderedDict[str, IO[bytes]] = OrderedDict()
         self._at: dict[str, _At] = {}
         self._plain: set[str] = set()
-        """Layers whose digests are plain SHA-256: not used where `content` defines another."""
+        """Layers whose digests are plain SHA-256; not used for files for which `content` defines another
+        digest.
+        """
 
     def __call__(self, layer_id: str, path: str) -> bytes | None:
         wanted, file = byte_order(path), self._file(layer_id)

@@ -214,10 +214,10 @@ def build(
     digest.
 
     Args:
-        hashes: False leaves out digests and sizes: enough to plan.
-        leaving: the files will be synced soon, so that the device may begin.
-        touched: says whether a file is there for its time alone (`Captured.touched`). It is listed, and not a
-            change.
+        hashes: False leaves out digests and sizes, which a plan does not need.
+        leaving: start writing the files out, since they will be synced soon.
+        touched: predicate: the file is there for its time alone (`Captured.touched`). Such a file is listed,
+            and is not a change.
     Raises:
         OSError; Stopped, at any entry.
     Memory: the names of the widest directory, and the packed paths; rows of a large tree are in an unnamed
@@ -230,8 +230,8 @@ def build(
         return repr((meta, sorted(xattrs.items()))).encode()
 
     def directory(path: str, cut: bool) -> bool:
-        """Add a directory. `cut`: nothing of `below` is visible here. Returns whether that holds in it
-        too.
+        """Add a directory. `cut`: nothing of `below` is visible here. Returns True when nothing of `below` is
+        visible in the directory either.
         """
         state, opaque = tree.state(path), tree.opaque(path)
         under = below.find(path) if below is not None and not (opaque or cut) else None
@@ -323,7 +323,7 @@ _ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"))
 
 
 def escaped(path: str) -> bytes:
-    """Write a path as in a line."""
+    """Escape a path as in a line of the file."""
     raw = os.fsencode(path)
     for plain, escaped in _ESCAPES:
         if plain in raw:
@@ -332,7 +332,7 @@ def escaped(path: str) -> bytes:
 
 
 def unescaped(raw: bytes) -> bytes:
-    """Read the bytes of a path from a line."""
+    """Give the bytes of a path that is escaped as in a line."""
     if b"\\" in raw:
         parts = raw.split(b"\\\\")
         raw = b"\\".join([part.replace(b"\\t", b"\t").replace(b"\\n", b"\n") for part in parts])
@@ -382,8 +382,8 @@ def write_new(path: str, indexed: Indexed) -> str:
 
 
 def checksum(data: bytes) -> str:
-    """Give the checksum in the header of an index file; the layer's metadata names it, so that no layer takes
-    another's index.
+    """Give the checksum in the header of an index file; the layer's metadata names it, so that the index of
+    another layer is recognised.
     """
     return data[: data.find(b"\n")].rpartition(b" ")[2].decode("ascii", "replace")
 

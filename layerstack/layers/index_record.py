@@ -1,5 +1,5 @@
-"""The record of a layer at one path. Records are a dozen shared values, so an index takes the memory of its
-paths.
+"""The record of a layer at one path. All records share a dozen values, so an index takes little more memory
+than its paths.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def record(kind: str, *, quiet: bool = False, opaque: bool = False) -> IndexReco
 
 
 def number_of(found: IndexRecord) -> int:
-    """Give its place in NUMBERED."""
+    """Give the position of the record in NUMBERED."""
     return _NUMBERS[found]
 
 

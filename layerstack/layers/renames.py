@@ -1,5 +1,5 @@
-"""Find the new path of an entry of the base that a side deleted at its old one: reported in conflicts and
-notices, it decides nothing.
+"""Find the new path of an entry of the base that one side renamed. The result is reported in conflicts and
+notices; no decision depends on it.
 
 A file was renamed if a path that only this side has shows the same bytes; a directory, if its files moved
 together. A file that was edited in a renamed directory is found by that directory. Renames that are not found

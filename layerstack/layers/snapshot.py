@@ -41,7 +41,9 @@ class Entry(NamedTuple):
 
 
 def not_a_file(path: str, kind: str, *, parent: str | None = None) -> NotAFile:
-    """`kind` as the wire names it: Directory, Symlink, Other."""
+    """Make the error for a path that is not a regular file; `kind` as the wire names it: Directory, Symlink,
+    Other.
+    """
     where = (
         f"{path}: {parent!r} on the way is a symlink"
         if parent is not None
@@ -225,7 +227,9 @@ class Snapshot:
                 yield found
 
     def decided(self, path: str) -> tuple[str, Entry | None, bool] | None:
-        """Give what `changed` says of a path that a layer above the base lists; None: it is not included."""
+        """Give the item of `changed` for a path that a layer above the base lists; None: it is not
+        included.
+        """
         verdict = self._verdict(path)
         if verdict == _CONTAINER:
             inside = itertools.chain.from_iterable(layer.under(path) for layer in self.chain.layers[:-1])

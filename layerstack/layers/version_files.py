@@ -1,5 +1,5 @@
-"""Files of openable versions, `manifests/<version>.json`: small ones, since an older version is the end of
-the head's list of layers.
+"""Files of openable versions, `manifests/<version>.json`: small ones, since the layers of an older version
+are the end of the head's list.
 
     {"schema_version":2,"version":V,"top":"<id of its newest layer>","sha256"}
 

@@ -37,7 +37,8 @@ class AutoSquash:
         None: squash only when asked to.
         """
         self.on_squash: Callable[[str, Squashed | Exception | None], object] | None = None
-        """Called in the publisher's thread with the reason: with None before a squash, then with its result.
+        """Called in the publisher's thread with the reason: with None before a squash, then with its
+        result.
         """
 
     def with_room(self, attempt: Callable[[], T]) -> T:

@@ -40,7 +40,8 @@ SUFFIXES = (".json", ".index", ".blame")
 LINKED_MAX = 2_000
 """Linked files whose state is remembered until they are indexed; the state of the others is read again."""
 READERS_WAIT_S = 5.0
-"""Seconds that a squash waits for readers of replaced layers; afterwards the last reader's end removes these.
+"""Seconds that a squash waits for readers of replaced layers; afterwards the last reader's end removes
+these.
 """
 
 

@@ -27,7 +27,7 @@ class Roles(NamedTuple):
     """The roles of paths in the work of one session."""
 
     ignored: Callable[[str, bool], bool]
-    """Predicate (path, is it a directory?) -> is the path ignored?"""
+    """Predicate (path, whether it is a directory): True for an ignored path."""
     inputs: RuleSet | None
     written: Collection[str] = ()
     """Files that were last written by `file_write` or `file_edit`."""

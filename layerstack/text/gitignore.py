@@ -21,7 +21,7 @@ from layerstack.model.paths import parent
 from layerstack.text.wildmatch import SPECIAL, Pattern, compile_pattern
 
 Ignored = Callable[[str, bool], bool]
-"""Predicate (path, is it a directory?) -> is the path ignored?"""
+"""Predicate (path, whether it is a directory): True for an ignored path."""
 
 FILE_MAX = 256 << 10
 """Bytes of a `.gitignore`; a larger one has no rules."""

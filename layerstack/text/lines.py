@@ -98,10 +98,11 @@ def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Reg
     A gap, at first the whole of both texts, is handled by the first rule that applies:
 
     1. Equal lines at its start and end are matched (`_trim`). The gap is done when a side is empty or the
-        budget is spent. 2. Up to SMALL, while half of the budget is left: the shortest edit script
-        (`_shortest`). 3. The common lines are in the same order on both sides: all are matched
-        (`_in_one_order`). 4. Anchors divide it into smaller gaps (`_divide`). 5. Else the shortest edit
-        script, as far as the budget allows.
+       budget is spent.
+    2. Up to SMALL, while half of the budget is left: the shortest edit script (`_shortest`).
+    3. The common lines are in the same order on both sides: all are matched (`_in_one_order`).
+    4. Anchors divide it into smaller gaps (`_divide`).
+    5. Else the shortest edit script, as far as the budget allows.
 
     Lines without a match are changed. At the end pure insertions and deletions move down as far as they can.
 

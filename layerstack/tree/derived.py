@@ -1,10 +1,10 @@
 """Files that tools make again from other files: byte code, and known caches. They never conflict (ADR 0047).
 
-Derived are: entries below a directory of a known name; ignored entries below a directory with a CACHEDIR.TAG
-(in each of the trees that have the directory); files of known names; and `__pycache__/*.pyc` whose header
-says that the interpreter compares it with its source. Where both sides changed a derived path, the head's
-stays. Byte code without that comparison is an ordinary file, and so is an entry beside a tag that is not
-ignored: a tag says what backups may leave out, not who wrote it. Source: bford.info/cachedir, PEP 552.
+These paths are derived: entries below a directory of a known name; ignored entries below a directory with a
+CACHEDIR.TAG (in each of the trees that have the directory); files of known names; and `__pycache__/*.pyc`
+whose header says that the interpreter compares it with its source. Where both sides changed a derived path,
+the head's stays. Byte code without that comparison is an ordinary file, and so is an entry beside a tag that
+is not ignored: a tag says what backups may leave out, not who wrote it. Source: bford.info/cachedir, PEP 552.
 """
 
 from __future__ import annotations

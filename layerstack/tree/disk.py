@@ -1,7 +1,7 @@
 """Layer trees that can be read and rewritten: the protocol, and the implementation on disk.
 
-Capture, merge and flatten are written once against `Tree`. A publication runs them on a `DiskTree`, a preview
-on a `MemoryTree` over the live upperdir, which it never changes: so both decide the same.
+Capture, merge and flatten are written once against `Tree`. A publication runs them on a `DiskTree`. A preview
+runs the same code on a `MemoryTree` over the live upperdir, which it never changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, Stat
 PATH_MAX, NAME_MAX = 4096, 255
 """Bytes of a path with the NUL at its end, and of a name; limits.h of Linux."""
 LARGE = 4096
-"""Number of entries from which on a listing is `Children`."""
+"""Smallest number of entries of which a listing is a `Children`."""
 PART = "part-"
 """Prefix of the temporary name under which an entry is completed; it is renamed or removed within the call,
 or left by a killed process.
@@ -48,7 +48,7 @@ class Children(Sequence[DirectoryEntry]):
     """Entries of a large directory, in byte order of the names; the memory is that of the names."""
 
     def __init__(self, names: list[bytes]) -> None:
-        """`names`: for each entry its name, a NUL, and its kind. The list becomes this object's own."""
+        """`names`: for each entry its name, a NUL, and its kind. The object takes over the list."""
         names.sort()
         self._names = names
 
@@ -257,7 +257,7 @@ class DiskTree:
                 os.link(self._copies[key], self.full(path), follow_symlinks=False)
                 return
             except OSError as error:
-                if error.errno != errno.EMLINK:  # a file has a limit of names
+                if error.errno != errno.EMLINK:  # an inode has a limit of names
                     raise
         self._placed(path, lambda part: write_copy(part, state, times=times))
         if several:

@@ -105,8 +105,8 @@ def write_copy(path: str, state: State, *, times: bool = True) -> None:
 def link(path: str, state: State) -> bool:
     """Make `path` a hard link to the file or symlink of the state.
 
-    False, without an entry, where its inode cannot be shared: the base is a mount of its own, the file has
-    the largest number of names, a state in memory has no inode.
+    False, and no entry is made, when the inode cannot be shared: the base is a mount of its own, the file has
+    the maximum number of names, or a state in memory has no inode.
     """
     if not state.linkable or state.body is not None:
         return False

@@ -26,7 +26,7 @@ class _Node:
         self.children: dict[str, _Node | None] = {}
         """Changes in a directory, by name; None: deleted."""
         self.opaque: bool | None = None if disk else False
-        self.foreign = self.redirect = disk  # has it those of the disk?
+        self.foreign = self.redirect = disk  # True: as on disk
 
 
 class Source(Protocol):
@@ -53,7 +53,8 @@ class MemoryTree:
 
     @classmethod
     def load(cls, source: Source) -> MemoryTree:
-        """Lay an empty set of changes over `source`, which no other process may change in the meantime.
+        """Make a tree without changes over `source`, which no other process may change while the tree is in
+        use.
 
         Files of a live upperdir must not be hard-linked: a link count changes what the session sees.
         """

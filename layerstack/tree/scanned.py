@@ -11,7 +11,7 @@ from layerstack.tree.disk import DirectoryEntry, DiskTree
 from layerstack.tree.state import State
 
 SEEN_MAX = 2_000
-"""Listings, states and opaque xattrs that are remembered; in a larger tree the rest is read again."""
+"""Most listings, states and opaque xattrs that are remembered; in a larger tree the rest is read again."""
 
 
 class SeenTree(DiskTree):
@@ -28,7 +28,7 @@ class SeenTree(DiskTree):
         self._marks: dict[str, bytes | None] = {}
 
     def _changing(self, name: str) -> None:
-        """Forget before each change, as the step of the methods that change something."""
+        """Forget what was read, before each change: the `step` of the methods that change the tree."""
         self._forget()
         self._outer_step(name)
 

@@ -21,8 +21,8 @@ them.
 
 
 class Staging:
-    """Names in one staging directory. Each name is held from before it exists until it was renamed away or
-    removed: gc leaves it alone.
+    """Names in one staging directory. A name is held from its reservation until its entry was renamed away or
+    removed; gc removes no entry of a held name.
     """
 
     def __init__(self, path: str) -> None:
@@ -30,7 +30,9 @@ class Staging:
         self._lock = threading.Lock()
         self._held: set[str] = set()
         self.later: Callable[[Callable[[], None]], object] | None = None
-        """Runs the removal of discarded directories in another thread; None: at once."""
+        """Function that runs the removal of discarded directories in another thread; None: they are removed
+        at once.
+        """
         self._leaving: set[str] = set()
 
     def name(self, what: str) -> str:

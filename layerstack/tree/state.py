@@ -108,7 +108,7 @@ class State:
 
     @property
     def hides(self) -> bool:
-        """True for a file that is a whiteout, in the form that needs no device."""
+        """True for a regular file that is a whiteout."""
         return (
             self.kind == FILE
             and self.body is None

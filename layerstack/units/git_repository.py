@@ -1,4 +1,4 @@
-"""Rule for two sides that both changed one git repository: when their union is still a repository.
+"""Decide whether the changes of both sides to one git repository can be united into a repository.
 
 Loose objects and packs are only added. Each ref with its log, each worktree with its own files, and the main
 worktree's files (HEAD, index, packed-refs and the like) are *cells*. Two sides can be united when

@@ -1,6 +1,4 @@
-"""Find the units that a publication concerns where both sides may have changed one, and let `units` decide
-each.
-"""
+"""Find the units that both sides of a publication may have changed, and let `units` decide each."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def decided_units(
     sides: Callable[[], Sides],
     taken: Mapping[tuple[str, str], str] = NONE,
 ) -> list[Decided]:
-    """Decide the units of which one side's publication would mix in a part.
+    """Decide the units that a merge path by path would mix from parts of both sides.
 
     Args:
         own: the captured work.
@@ -66,7 +64,7 @@ def decided_units(
 
 
 def _unnamed(own: Layer, newer: Sequence[Layer], base: Chain) -> Iterator[Unit]:
-    """Find the databases that no listed name shows: one side lists the file alone, the other deleted its
+    """Find the databases that no listed name reveals: one side lists the file alone, the other deleted its
     directory, with the other files that the base had there.
     """
     listed: set[str] = set()

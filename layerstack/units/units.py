@@ -30,7 +30,7 @@ from layerstack.tree.state import DIRECTORY, FILE, State, same
 from layerstack.units import git_repository
 
 Find = Callable[[str], State | None]
-"""A tree: gives the state at a path, None where it has no entry."""
+"""Function that reads one tree: path -> the state of its entry, None where the tree has no entry."""
 
 
 class Kind(abc.ABC):
@@ -338,11 +338,12 @@ class Sides(NamedTuple):
     ours: Find
     head: Find
     unmoved: Callable[[str], bool]
-    """Says whether base and head share one entry at the path. True is certain."""
+    """Predicate: base and head share one entry at the path. False may be wrong, True never is."""
     loose: Callable[[str], bool]
-    """Says whether the path is ignored."""
+    """Predicate: the path is ignored."""
     derived: Callable[[str, bool], bool]
-    """Says whether a path is in a derived directory, given whether all changes at and below it are ignored.
+    """Predicate (path, whether all changes at and below it are ignored): the path is in a derived
+    directory.
     """
 
     @property
@@ -420,7 +421,9 @@ def decide(unit: Unit, at: Candidates, sides: Sides, named: str | None = None) -
 def _conflict(
     unit: Unit, changed: tuple[str, ...], ours: set[str], theirs: set[str], named: str | None
 ) -> Decided:
-    """Make the unit a conflict, or that of the named side as a whole."""
+    """Decide a unit that both sides changed: a conflict or, if a side is named, that side's unit as a
+    whole.
+    """
     if named is None:
         return Decided(unit, CONFLICT, changed)
     return Decided(unit, named, changed, frozenset(theirs if named == OURS else ours))
