@@ -24,6 +24,25 @@ _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
 OUTPUT_FIELDS = 1
 
 
+DISTINCT_NAMES = {
+    "cgroup": "sandbox_cgroup",
+    "daemon": "sandbox_daemon",
+    "events": "sandbox_events",
+    "fsck": "check_store",
+    "prune": "prune_unused",
+    "resources": "sandbox_resources",
+    "snapshot": "sandbox_snapshot",
+    "topology": "sandbox_topology",
+    "trace": "sandbox_trace",
+}
+"""Tools of the set `all` whose names other servers use too, in clients that join the lists of several."""
+
+
+def names(options: ServerOptions) -> dict[str, str]:
+    """Names of tools that differ from those of their operations, which are accepted too."""
+    return DISTINCT_NAMES if options.program == EOS and options.tool_set == "all" else {}
+
+
 def operations(options: ServerOptions) -> tuple[Operation, ...]:
     """The operations that this command line offers, in the order of `tools/list`."""
     return operations_of_set(options.tool_set, ours=options.program == EOS)
@@ -82,7 +101,7 @@ def output_schema(operation: Operation) -> dict[str, Any]:
         words = field.type.split("|")
         properties[field.name] = {"type": words[0] if len(words) == 1 else words}
     properties["error"] = {"type": "object"}
-    return {"type": "object", "properties": properties}
+    return {"properties": properties, "type": "object"}
 
 
 def _property(argument: Argument) -> dict[str, Any]:

@@ -96,6 +96,12 @@ class Tools:
         self._patient = self._lenient and options.tool_set == "agent"
         optional = self._lenient or options.sandbox_id is not None
         definitions = [schema.definition(o, sandbox_optional=optional) for o in members]
+        named = schema.names(options)
+        for definition in definitions:
+            definition["name"] = named.get(definition["name"], definition["name"])
+        self._operations |= {
+            other: self._operations[name] for name, other in named.items() if name in self._operations
+        }
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
         self._roots, self._resolved = allowed_dirs.by_command_line(options), allowed_dirs.Resolved()
         self.closing = False

@@ -6,7 +6,11 @@ import json
 
 import pytest
 
+from eos_mcp.mcp.schema import DISTINCT_NAMES
+from eos_mcp.mcp.server_options import ServerOptions
 from tests.eos_mcp.mcp_wire import call, fixture, initialize
+from tests.eos_mcp.scripted_gateway import ScriptedGateway
+from tests.eos_mcp.scripted_gateway import call as call_tool
 
 
 def test_a_line_with_a_byte_order_mark_is_answered() -> None:
@@ -36,3 +40,11 @@ def test_what_is_no_id_is_answered_with_an_error(request_id: str, answered: obje
         assert found["id"] == answered and type(found["id"]) is type(answered)
         assert found["error"]["code"] == -32600
         assert wire.ask(call(3, "fast", {"text": "x"}))["id"] == 3
+
+
+@pytest.mark.parametrize("name", ["snapshot", "sandbox_snapshot"])
+def test_a_tool_with_a_common_name_has_a_distinct_one_in_the_set_all(name: str) -> None:
+    assert DISTINCT_NAMES["snapshot"] == "sandbox_snapshot"
+    gateway = ScriptedGateway(snapshot={"sandboxes": []})
+    assert not call_tool(name, {}, gateway, ServerOptions(tool_set="all")).is_error
+    assert gateway.asked[0].op == "snapshot"
