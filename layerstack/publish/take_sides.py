@@ -213,7 +213,7 @@ class _Taker:
     def markers(self, case: _Case, b: State | None, o: State, h: State | None) -> Marked | None:
         """Merge a text with markers; None, with the reason in `why`, where ours is taken instead."""
         conflict = case.conflict
-        classes = set() if conflict is None else set(conflict.cls.split("+"))
+        classes = set[str]() if conflict is None else set(conflict.cls.split("+"))
         if conflict is None or h is None or not classes & _TEXTS:
             if classes & {"binary"} and h is not None:
                 large = max(state.size for state in (b, o, h) if state is not None) > TEXT_MAX

@@ -116,15 +116,9 @@ def rebase(
     touched = is_touched(work.index, found)
     indexed = build(tree, over, hashes=False, touched=touched)
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
-    resolved, marked, added = (
-        ((), {}, 0)
-        if taken is None
-        else (
-            taken.resolved,
-            taken.marked,
-            len(taken.view.added),
-        )
-    )
+    resolved = () if taken is None else taken.resolved
+    marked: Unresolved = NOTHING_UNRESOLVED if taken is None else taken.marked
+    added = 0 if taken is None else len(taken.view.added)
     if not indexed.changes:
         return Carried(None, merged, planned.notices, resolved=resolved)
     standing = Standing(base.version, below, roles, published_at(stack, below), work.tree if ends else None)

@@ -148,6 +148,15 @@ def test_a_marker_that_would_be_too_long_is_none(stack: Stack) -> None:
 
 
 @on_a_stack(BASE)
+def test_a_text_that_is_too_large_for_lines_takes_a_side_and_says_so(stack: Stack) -> None:
+    session = stack.session(agent="alice")
+    put(session.at("f"), b"mine\n" * (2 << 20))
+    write(stack, "f", "theirs\n")
+    found = rebased(session)
+    assert found.resolved == (ResolvedConflict("f", "binary", OURS, "f.theirs", "too_large", 2),)
+
+
+@on_a_stack(BASE)
 def test_markers_keep_both_sides_of_every_kind_of_conflict(stack: Stack) -> None:
     check_every_kind(stack, MARKERS)
 

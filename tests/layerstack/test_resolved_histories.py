@@ -40,7 +40,7 @@ def new_lines(base: Tree, tree: Tree) -> set[bytes]:
         if "cache/" in path or "ig" in path.split("/")[-1]:
             continue
         before = base.get(path)
-        had = set(before.body.split(b"\n")) if before is not None else set()
+        had = set(before.body.split(b"\n")) if before is not None else set[bytes]()
         found |= set(entry.body.split(b"\n")) - had
     return found
 
