@@ -1,9 +1,9 @@
-"""Build logs that overrule the times of files: ninja's says of an output when it was made, and for a rule
-with `restat` ninja goes by that alone.
+"""Build logs that overrule the times of files: ninja's log records when an output was made, and for a rule
+with `restat` ninja uses that time alone.
 
-Where a session has not seen inputs that the head has, its log would vouch for outputs that were made without
-them. So the head's log stays, or none: ninja then makes again what this session made, as it would for the
-outputs' times.
+If a session has not seen inputs that the head has, its log would declare outputs up to date that were made
+without these inputs. The log of the session is therefore not published: the head keeps its own log, or none,
+and ninja makes again what this session made, as the times of the outputs would cause too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NAMES = frozenset({".ninja_log"})
 def leave_out(
     stack: Stack, planned: MergePlan, index: Index, ignored: Ignored, version: int, head: Manifest
 ) -> MergePlan:
-    """The plan of work on `version` without its build logs, if the head has inputs that it did not see. Cost:
-    a look at each path of the work.
+    """Remove the build logs from the plan of work on `version` if the head has inputs that the work did not
+    see. Cost: O(paths of the work).
     """
     found = [path for path in _logs(index) if index[path].kind == FILE and ignored(path, False)]
     if not found or planned.conflicts:

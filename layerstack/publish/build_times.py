@@ -1,11 +1,11 @@
-"""Fresh builds: no tool that builds by time takes an output for fresh that was made from text that has been
-replaced (ADR 0048).
+"""Times of published files, such that a tool that builds by time makes an output again when it was made from
+text that has been replaced (ADR 0048).
 
 A session's outputs were made from what its base version shows. When it is published on a head that moved, its
-inputs get times from the moment of the publication on, so that whatever the head's outputs were made of is
-older; and its outputs get times below those of the inputs that it had not seen, so that they are made again.
-Order among the ones and the others is kept. Times decide nothing else: they are no part of a state, of a
-digest, or of a conflict.
+inputs get times not before the publication, so that they are newer than the head's outputs; and its outputs
+get times before those of the inputs that the session had not seen, so that they are made again. Inputs keep
+their order in time, and so do outputs. Times decide nothing else: states, digests and conflicts do not
+contain them.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Survey(NamedTuple):
     """Modification time of each row in ns, as it was before this module changed any."""
     own: LayerTimes
     newest_made: int
-    """The newest file on the source route that neither `file_write` or `file_edit` wrote nor a merge made; 0:
-    there is none.
+    """Time of the newest file on the source route that was written neither by `file_write` or `file_edit` nor
+    by a merge; 0: there is none.
     """
     old: bool
-    """True if an input that the base has with other content has a time from before the base was published."""
+    """True if an input whose content differs from the base has a time before the publication of the base."""
     written: tuple[str, ...]
     """Ignored files that are inputs since they were written by hand."""
 
@@ -67,20 +67,20 @@ class Survey(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Base of the work whose times are decided: its version, and the roles of the paths."""
+    """Base of the work that gets times: its version, and the roles of the paths."""
 
     version: int
     base: Chain
     roles: Roles
     since_ns: int
-    """When that version was published."""
+    """Time at which that version was published."""
     origin: DiskTree | None = None
-    """The work that the tree is a clone of, if that goes when the tree stays."""
+    """The work that the tree is a clone of, if the work is removed when the tree is kept."""
 
 
 def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] = ()) -> Survey:
-    """Look at each row once. `edits`: those that `tree` is the outcome of. Cost: a decision of the ignore
-    rules for each row.
+    """Scan the work, each row once. `edits`: those that made `tree`. Cost: a decision of the ignore rules for
+    each row.
     """
     base, roles, since_ns = work.base, work.roles, work.since_ns
     brought = {edit.path for edit in edits if isinstance(edit, Bring)}
@@ -133,7 +133,7 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
                     ):
                         newest_made = mtime
             elif kind == LINK and not ignored:
-                removes = removes or base.find(path) is not None  # what it leads to may be of any time
+                removes = removes or base.find(path) is not None  # its target may have any time
         kinds.append(role)
         times.append(mtime if -_FAR <= mtime <= _FAR else max(-_FAR, min(_FAR, mtime)))
     own = LayerTimes(oldest, newest, removes)
@@ -141,7 +141,9 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
 
 
 def published_at(stack: Stack, base: Chain) -> int:
-    """When a version was published; the first one, when its store was made. In ns since the epoch."""
+    """Give the time at which a version was published, in ns since the epoch; for the first version, when the
+    store was made.
+    """
     at = published_ns(base.published[0])
     return os.stat(f"{stack.root}/workspace.json").st_mtime_ns if at is None else at
 
@@ -152,7 +154,9 @@ def _is_file(base: Chain, path: str) -> bool:
 
 
 def _is_as_in(base: Chain, tree: Tree, path: str) -> bool:
-    """True if the base has a file of the same content there: then only the mode, or the like, was changed."""
+    """Check whether the base has a file of the same content at the path: then only attributes were
+    changed.
+    """
     under = base.find(path)
     return under is not None and under.kind == FILE and same(under, tree.state(path))
 
@@ -165,8 +169,8 @@ def notices(stack: Stack, seen: Survey, work: Standing, head: Manifest) -> tuple
 
 
 class HeadTimes:
-    """The times that work got for one head. `undo` gives it those of before; `again` settles for a later
-    head, under the lock.
+    """The times that work gets for one head. `undo` restores the earlier times; `again` adapts them to a
+    later head, under the lock.
     """
 
     def __init__(self, stack: Stack, tree: DiskTree, indexed: Indexed, seen: Survey, work: Standing) -> None:
@@ -198,9 +202,7 @@ class HeadTimes:
         self._set_times(over, newest_in(layers), self._bound_of(over, unseen, newer))
 
     def again(self, head: Manifest, planned_on: int) -> None:
-        """The same once more where layers that are newer than version `planned_on` ask for it. Raises
-        OSError.
-        """
+        """Set the times again if layers newer than version `planned_on` require it. Raises OSError."""
         layers = self._stack.layers.of(head)
         newer = [layer for layer in layers if layer.version > planned_on]
         unseen = [times_of(self._stack, layer) for layer in newer]
@@ -225,8 +227,8 @@ class HeadTimes:
     # what is done
 
     def _set_times(self, head: Chain, later_than: int, bound: int | None) -> None:
-        """Inputs become newer than the time `later_than`, outputs older than the second that `bound` is in:
-        some tools know no less.
+        """Make inputs newer than the time `later_than`, and outputs older than the second that contains
+        `bound`, since some tools compare seconds only.
         """
         inputs, outputs, roles = set[int](), set[int](), bytearray(self._seen.roles)
         limit, kept_below = 0 if bound is None else below(bound), 0
@@ -257,8 +259,8 @@ class HeadTimes:
             )
 
     def _folder(self, at: int, path: str, mtime: int, head: Chain) -> int:
-        """A directory that got or lost names here is an input or an output; one that is a mere container gets
-        the head's time.
+        """Set the time of a directory: as an input or an output if it got or lost names here, else, as a mere
+        container, that of the head.
         """
         b = self._work.base.find(path)
         if b is None or b.kind != DIRECTORY or b.times[1] != mtime:
@@ -269,8 +271,8 @@ class HeadTimes:
         return _NOTHING
 
     def _raise_old(self) -> None:
-        """Rule 7: on a head that did not move, inputs that came with a time from before the base was
-        published.
+        """Raise the times of inputs that are before the publication of the base, when the head did not move
+        (rule 7).
         """
         base, since, seen = self._work.base, self._work.since_ns, self._seen
         old: dict[int, int] = {}
@@ -310,14 +312,14 @@ class HeadTimes:
         self._tree.set_times(above, times)
 
     def _is_own(self, path: str, state: State) -> bool:
-        """True if only this work has the file, or it and the work that it is a clone of.
-
-        The file may have several names in this work, and each of them once more in the original.
+        """Check whether the file belongs to this work alone, or to this work and the work that it is a clone
+        of. The file may have several names in this work, and the same number of further names in the
+        original.
         """
         if state.links == 1:
             return True
         if state.inode in self._copies:
-            return False  # one of its names has a copy: the others get that, however many are left
+            return False  # one of its names has a copy by now: the others get this copy too
         if self._names is None:
             self._names = Counter()
             for row in self._indexed.rows:
@@ -344,7 +346,7 @@ class HeadTimes:
             fsync.sync_files(self._stack.root, changed, ())
 
     def undo(self) -> None:
-        """Give the work the times that it had, best effort: it was not published."""
+        """Restore the earlier times of the work, best effort, after a failed publication."""
         if not any(self._changed):
             return
         with fsync.best_effort():

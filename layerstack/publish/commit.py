@@ -1,5 +1,5 @@
-"""The one moment of a publish or a squash that everybody waits for: layers are renamed in, and the manifest
-that names them becomes the head.
+"""Commit of a publish or a squash, under the store's lock: layers are renamed in, and the manifest that names
+them becomes the head.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from layerstack.tree.disk import discard
 
 METADATA_SUFFIXES = (".json", ".index", ".digest")
 HEAD, NUMBERED = ".manifest", ".version"
-"""Suffixes of what becomes manifest.json and manifests/<version>.json."""
+"""Suffixes of the files that become manifest.json and manifests/<version>.json."""
 
 
 class CommitUnsynced(OSError):
-    """The head names the layer, but the directory that says so could not be synced: a power cut may still
-    undo it.
+    """The head names the layer, but the directory of the manifest could not be synced: a power cut may still
+    undo the commit.
     """
 
     published: Published
 
 
 class Arrival(NamedTuple):
-    """A prepared layer. Its tree and its metadata lie on the store's file system, synced."""
+    """A prepared layer. Its tree and its metadata are on the store's file system, synced."""
 
     layer: Layer
     tree_root: str
-    """Where its tree lies now."""
+    """Present path of its tree."""
     stem: str
-    """Where its metadata lies in staging, each file with one of the suffixes."""
+    """Path of its metadata in staging, to which each file adds one of the suffixes."""
     suffixes: tuple[str, ...] = METADATA_SUFFIXES
 
 
 def write_new(stem: str, manifest: Manifest) -> None:
-    """The two files of a version that is to be the head, the bytes of HEAD on their way, those of NUMBERED
-    left to the kernel: see `layerstack.layers.version_files`.
+    """Write the two files of a version that will be the head. The write-out of HEAD is started; that of
+    NUMBERED is left to the kernel: see `layerstack.layers.version_files`.
 
     Raises OSError.
     """
@@ -59,7 +59,7 @@ def commit(
 
     Args:
         stem: a path in staging, with HEAD and NUMBERED for the files that `write_new` writes.
-        written: they are there, HEAD synced; else they are written here.
+        written: the files exist, HEAD synced; else they are written here.
     Raises:
         CommitUnsynced: the head has changed; only its last fsync failed.
         OSError: the disk refused; the head is as before.
@@ -71,7 +71,7 @@ def commit(
     stack.check_open()
     for layer, *_ in arrivals:
         if os.path.lexists(f"{root}/layers/{layer.id}"):
-            give_back_layer(root, layer.id)  # a publish of equal content failed here and could not be undone
+            give_back_layer(root, layer.id)  # a failed publish of equal content left it
     with contextlib.ExitStack() as undo:
         step("commit.rename_metadata")
         for arrival in arrivals:
@@ -80,7 +80,7 @@ def commit(
                 os.rename(arrival.stem + suffix, f"{root}/.layer-metadata/{arrival.layer.id}{suffix}")
         fsync.fsync_dirs(
             root, [f"{root}/.layer-metadata"], followed=True
-        )  # it says whose work an unnamed layer is
+        )  # metadata tells whose work an unnamed layer is
         for layer, tree_root, *_ in arrivals:
             step("commit.rename_layer")
             fsync.rename_new(tree_root, f"{root}/layers/{layer.id}")
@@ -117,13 +117,13 @@ def commit(
 def give_back_layer(
     root: str, layer_id: str, *, keep: bool = False, remove: Callable[[str], None] = discard
 ) -> None:
-    """If the layer, which no manifest names, is a session's only copy of its work, it goes back into that
-    session's folder, where recovery makes a draft of it. Anything else is a copy made for the publish, and
-    goes.
+    """Move a layer that no manifest names back into the folder of its session if it is the only copy of the
+    session's work; recovery then makes a draft of it. Any other such layer is a copy that was made for a
+    publish, and is removed.
 
     Args:
-        keep: it is not known which layers are named: only a session's own work goes back.
-        remove: how anything else goes.
+        keep: remove nothing, since it is not known which layers are named.
+        remove: function that removes a copy.
     """
     path, home = f"{root}/layers/{layer_id}", owner_of(root, layer_id)
     if home is None:
@@ -136,7 +136,9 @@ def give_back_layer(
 
 
 def owner_of(root: str, layer_id: str) -> str | None:
-    """The folder of the session whose only copy of its work this unnamed layer is, or None."""
+    """Find the session whose only copy of its work is this unnamed layer: the folder of the session, or
+    None.
+    """
     metadata = f"{root}/.layer-metadata/{layer_id}.json"
     about = records.read(metadata) if os.path.exists(metadata) else {}
     home = f"{root}/sessions/{about.get('session_id')}"
@@ -146,13 +148,15 @@ def owner_of(root: str, layer_id: str) -> str | None:
 
 
 def _metadata_back(root: str, arrival: Arrival) -> None:
-    """Only when the layer is back: while it is in `layers/` they say whose work it is."""
+    """Rename the metadata back, once the layer was: while the layer is in `layers/`, its metadata tells whose
+    work it is.
+    """
     if not os.path.lexists(f"{root}/layers/{arrival.layer.id}"):
         for suffix in arrival.suffixes:
             _back(f"{root}/.layer-metadata/{arrival.layer.id}{suffix}", arrival.stem + suffix)
 
 
 def _back(new: str, old: str) -> None:
-    """Undo a rename, best effort: what cannot be undone is found at the next open."""
+    """Undo a rename, best effort: the next open finds an entry that stays at its new path."""
     with fsync.best_effort():
         os.rename(new, old)

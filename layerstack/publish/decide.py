@@ -1,7 +1,7 @@
-"""The decision table: one path, three states. Pure but for the reading of content that the states do.
+"""The decision table: one path, three states. Pure, apart from the states' reads of content.
 
-The session and the head both differ from the base and from each other when `decide` is asked. `resolve`
-handles what only one side changed, ignored and derived paths; `layerstack.units` files that belong together.
+`decide` is called only when session and head both differ from the base and from each other. `resolve` handles
+changes of one side, ignored paths and derived paths; `layerstack.units` handles files that belong together.
 Content, attributes and each xattr are merged independently of each other.
 """
 
@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
     """Outcome of the merge of one path. With a `conflict`, only `hunks` has a meaning beside it."""
 
     conflict: str | None
-    """The classes of the conflict, joined by `+`, or None: it merges."""
+    """The classes of the conflict, joined by `+`; None: the path merges."""
     content: str | bytes = "ours"
     """`ours`, `head`, or the merged bytes."""
     meta: Meta = (0, 0, 0)
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 def pick(base: T, ours: T, head: T) -> tuple[bool, T]:
-    """Three-way choice of one value: (True, the value) or (False, anything)."""
+    """Merge one value: (True, the result), or (False, any value) for a conflict."""
     if ours == head or base == head:
         return True, ours
     return base == ours, head
@@ -41,8 +41,8 @@ def pick(base: T, ours: T, head: T) -> tuple[bool, T]:
 def _files(
     base: State | None, ours: State, head: State, adjacent: bool
 ) -> tuple[str | None, str | bytes, tuple[Hunk, ...]]:
-    """Both are files of different content: (class of the conflict or None, content, hunks). Without a base
-    file both sides made the file, and the base counts as empty.
+    """Merge two files of different content. Returns (class of the conflict or None, content, hunks). If the
+    base has no file, both sides made one, and the base counts as empty.
     """
     if same(base, head) if base is not None else head.size == 0:
         return None, "ours", ()
@@ -62,8 +62,8 @@ def _files(
 def merged_content(
     base: State | None, ours: State, head: State, rules: PublishRules = DEFAULT
 ) -> State | bytes | None:
-    """Merge the content of two files, whatever their attributes: the state that has it, or the bytes; None
-    for a conflict.
+    """Merge the content of two files without regard to attributes. Returns the state that has the merged
+    content, or its bytes; None for a conflict.
     """
     if same(ours, head):
         return ours

@@ -24,13 +24,13 @@ from layerstack.tree.disk import DiskTree
 from layerstack.tree.memory import MemoryTree
 
 LAYERS_KEPT = 2
-"""Drafts whose list of paths is remembered, so that the pages of a comparison do not look at each entry
+"""Drafts whose list of paths is remembered, so that the pages of a comparison do not read each entry
 again.
 """
 
 
 def all_of(stack: Stack) -> list[Draft]:
-    """Every draft, oldest first."""
+    """List all drafts, oldest first."""
     return [draft for draft in drafts.all_of(stack) if draft.draft_id not in stack.draft_table.consumed]
 
 
@@ -84,8 +84,8 @@ def discard(stack: Stack, draft_id: str) -> int:
 
 
 def _size(stack: Stack, draft_id: str) -> int:
-    """Bytes of a draft; of a quarantined one, from its files: to discard it is a way to settle
-    it.
+    """Give the bytes of a draft; those of a quarantined draft, which may be discarded too, are counted from
+    its files.
     """
     try:
         return get(stack, draft_id).bytes
@@ -97,8 +97,8 @@ def _size(stack: Stack, draft_id: str) -> int:
 
 
 def consume(stack: Stack, draft_id: str) -> None:
-    """Its work was published with a session that stood on it: it goes with the last session that uses it, or
-    at the next open.
+    """Mark a draft whose work was published by a session that used it. The draft is removed with its last
+    reference, or at the next open.
     """
     with stack.lock, fsync.best_effort():
         if stack.draft_table.users.get(draft_id):
@@ -108,8 +108,8 @@ def consume(stack: Stack, draft_id: str) -> None:
 
 
 def stand_on(stack: Stack, draft_id: str, lease_name: str) -> tuple[Manifest, Layer, Lease]:
-    """The draft's base, its work as a private layer, and a lease on the base, for one user more; until
-    `leave`, and the lease's release.
+    """Add a reference to the draft. Returns its base, its work as a pending layer, and a lease on the base.
+    The caller ends both: `leave`, and the release of the lease.
 
     Raises NotFound. Cost: O(entries of the draft), outside the store's lock.
     """
@@ -127,8 +127,8 @@ def stand_on(stack: Stack, draft_id: str, lease_name: str) -> tuple[Manifest, La
 
 
 def layer_of(stack: Stack, draft: Draft, manifest: Manifest) -> Layer:
-    """Its work as a private layer on `manifest`, its base. Cost: O(entries of the draft), but for the last
-    few that were asked for.
+    """Make a pending layer of the draft's work on `manifest`, its base. Cost: O(entries of the draft), or a
+    look-up for the last LAYERS_KEPT drafts.
     """
     key = (draft.draft_id, *manifest.layer_ids)
     with stack.lock:

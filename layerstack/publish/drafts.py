@@ -39,16 +39,16 @@ class Draft(NamedTuple):
     reason: str
     created_unix_ms: int
     paths: int
-    """How many paths it changes."""
+    """Number of paths that it changes."""
     bytes: int
     layer_ids: tuple[str, ...]
-    """The layers of its base, newest first: what it keeps alive."""
+    """The layers of its base, newest first, which its lease keeps."""
     upper: str
-    """Token of the upper that it was made of."""
+    """Token of the upper from which it was made."""
     digest: str = ""
     """Digest of its tree, as a layer's; empty in drafts that are older than this key."""
     content: int = PLAIN_FORMAT
-    """The index format whose digests of files that digest is made of."""
+    """The index format that defines the digests of files in `digest`."""
     marked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Items of `unresolved`."""
 
@@ -59,7 +59,7 @@ class Draft(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Content of draft.json; an empty `unresolved` is left out, as in older ones."""
+        """Content of draft.json; an empty `unresolved` is left out, as in older drafts."""
         body = {**self._asdict(), "layer_ids": list(self.layer_ids)}
         del body["marked"]
         return body | ({"unresolved": unresolved_json(self.unresolved)} if self.marked else {})
@@ -79,7 +79,7 @@ class Draft(NamedTuple):
 
 
 def new_id() -> str:
-    """An id that no draft has."""
+    """Make an unused id of a draft."""
     return f"draft-{os.urandom(8).hex()}"
 
 
@@ -97,7 +97,7 @@ def keep(
     """Make a draft of captured work: its tree is renamed, not copied. Durable on return.
 
     Raises:
-        OSError: the disk refused; the work is where it was or, if it refused that too, in a draft.
+        OSError: the disk refused; the work is where it was or, if it could not be moved back, in a draft.
     """
     draft = Draft(
         new_id(),
@@ -111,7 +111,7 @@ def keep(
         work.indexed.size_bytes,
         stack.layer_ids_at(
             work.version
-        ),  # those of the base's chain, or what a squash has put in their place
+        ),  # those of the base's chain, or the layers that replaced them in a squash
         upper,
         work.indexed.digest,
         FORMAT,
@@ -140,7 +140,7 @@ def keep(
         with fsync.best_effort():
             if os.path.lexists(
                 f"{folder}/layer"
-            ):  # the only copy of the work: it could not be put back, and is a draft from now on
+            ):  # the only copy of the work could not be moved back: it is a draft now
                 adopt(stack, draft)
             else:
                 fsync.remove_tree(folder)
@@ -149,8 +149,8 @@ def keep(
 
 
 def rewrite(stack: Stack, draft: Draft, layer_ids: tuple[str, ...]) -> None:
-    """Let the draft name other layers that show the same; the caller syncs its folder. It is the old document
-    or the new one.
+    """Rewrite draft.json with other layers of the same content. A crash leaves the old document or the new
+    one; the caller syncs the folder.
 
     Raises:
         OSError: the disk refused; the draft is as before.
@@ -165,7 +165,9 @@ def rewrite(stack: Stack, draft: Draft, layer_ids: tuple[str, ...]) -> None:
 
 
 def hold(stack: Stack, draft: Draft) -> None:
-    """Lease the draft's base for as long as the draft is there; once more when its layers were replaced."""
+    """Take a lease on the draft's base for as long as the draft exists; called again when the layers of the
+    base were replaced.
+    """
     with stack.lock:
         held = stack.draft_table.leases.get(draft.draft_id)
         stack.draft_table.leases[draft.draft_id] = stack.leases.acquire(
@@ -176,7 +178,7 @@ def hold(stack: Stack, draft: Draft) -> None:
 
 
 def adopt(stack: Stack, draft: Draft) -> None:
-    """Lease the base of a new draft, by the layers that its version has now."""
+    """Take a lease on the base of a new draft: on the layers that its version has now."""
     with stack.lock:
         ids = stack.layer_ids_at(draft.base_version)
         if draft.layer_ids != ids:
@@ -187,7 +189,7 @@ def adopt(stack: Stack, draft: Draft) -> None:
 
 
 def folder_of(stack: Stack, draft_id: str) -> str:
-    """Where a draft of that id lies; it need not be there."""
+    """Give the path of the folder for that draft id; it need not exist."""
     return f"{stack.root}/drafts/{draft_id}"
 
 
@@ -217,7 +219,7 @@ def load(stack: Stack, draft_id: str) -> Draft:
 
 
 def all_of(stack: Stack) -> list[Draft]:
-    """Every draft, oldest first; those whose draft.json is damaged are quarantined."""
+    """Load all drafts, oldest first; a draft whose draft.json is damaged is quarantined."""
     found: list[Draft] = []
     for name in os.listdir(f"{stack.root}/drafts"):
         try:

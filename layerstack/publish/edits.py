@@ -10,7 +10,7 @@ from layerstack.tree.state import State
 
 
 class Drop(NamedTuple):
-    """Take the entry, with all below it, out of the layer."""
+    """Remove the entry, with all below it, from the layer."""
 
     path: str
 
@@ -19,7 +19,7 @@ class Drop(NamedTuple):
 
 
 class Bring(NamedTuple):
-    """Put what the head has at the path into the layer, in the place of ours."""
+    """Put the head's entry at the path into the layer, in the place of ours."""
 
     path: str
     state: State
@@ -55,7 +55,7 @@ class Write(NamedTuple):
 
 
 class Whiteout(NamedTuple):
-    """Hide what the head has at the path."""
+    """Hide the head's entry at the path."""
 
     path: str
 
@@ -64,7 +64,7 @@ class Whiteout(NamedTuple):
 
 
 class Recapture(NamedTuple):
-    """Nothing to edit, but the directory must be captured once more, against the head."""
+    """Capture the directory once more, against the head; no edit of its own."""
 
     path: str
 

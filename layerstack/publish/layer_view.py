@@ -22,7 +22,7 @@ class LayerView:
     def __init__(
         self, tree: DiskTree, base: Chain, ours: Chain, head: Chain, displaced: Callable[[str, str], None]
     ) -> None:
-        """`displaced(path, side)` is called before the entry of a side at a path gives way to a directory."""
+        """`displaced(path, side)` is called before a directory replaces the entry of a side at a path."""
         self.tree, self.base, self.ours, self.head = tree, base, ours, head
         self.edits: list[Edit] = []
         """Edits that were made, as `survey` takes them."""
@@ -40,7 +40,7 @@ class LayerView:
         return kind if kind in (FILE, DIRECTORY, LINK) else WHITEOUT
 
     def is_hidden(self, path: str) -> bool:
-        """Check whether the layer hides what the head has at the path, where it has no entry itself."""
+        """Check whether the layer, which has no entry of its own at the path, hides the head's."""
         for above in ancestors(path):
             kind = self.listed(above)
             if kind is None:
@@ -66,13 +66,15 @@ class LayerView:
 
     @contextlib.contextmanager
     def _times_kept(self, folder: str) -> Generator[None]:
-        """Leave the directory with its times: what a person or a build did not touch is not newer."""
+        """Keep the times of the directory during the block: only a change by a person or a build makes it
+        newer.
+        """
         times = self.tree.state(folder).times
         yield
         self.tree.set_times(folder, times)
 
     def open_directory(self, path: str) -> None:
-        """Make the path a directory in the layer, with all that the mount shows in it now."""
+        """Make the path a directory in the layer, with everything that the mount shows in it now."""
         kind = self.listed(path)
         if kind == DIRECTORY:
             return
@@ -112,8 +114,8 @@ class LayerView:
         self.added.add(path)
 
     def put_tree(self, source: Chain, path: str, target: str, wanted: Callable[[str], bool]) -> None:
-        """Put an entry of another tree at `target`; of what is in it, the entries that are wanted, with their
-        directories. An entry that is there already stays.
+        """Put an entry of another tree at `target`; of the entries in it, those that are wanted, with their
+        directories. An entry that exists already stays.
         """
         state = source.find(path)
         assert state is not None
@@ -137,7 +139,7 @@ class LayerView:
                 self.put(at, found)
 
     def take_out(self, path: str) -> None:
-        """Remove the layer's own entry, with all in it; directories that only led there go too."""
+        """Remove the layer's own entry, with all in it, and the directories that exist only for it."""
         if self.listed(path) is not None:
             with self._times_kept(parent_of(path)):
                 self.tree.remove(path)
@@ -151,7 +153,7 @@ class LayerView:
                 self.tree.rmdir(above)
 
     def show_head(self, path: str) -> None:
-        """Make the mount show what the head has at the path, with all in it."""
+        """Make the mount show the head's entry at the path, with all in it."""
         state = self.head.find(path)
         if self.listed(path) is not None and not (
             state is not None and equal(state, self.tree.state(path)) and state.kind != DIRECTORY
@@ -172,8 +174,8 @@ class LayerView:
     # ---- names
 
     def free_name(self, path: str, side: str, longest: int) -> str:
-        """Find a path beside `path` that no tree has, called after it and the side; of a name or a path that
-        would be too long, the end is cut, or it lies in the workspace's root.
+        """Find a path beside `path` that no tree has, named after `path` and the side. A name that would be
+        too long is cut at its end; a path that would be too long is in the workspace's root instead.
 
         Args:
             longest: bytes that the new path may have.
@@ -196,7 +198,7 @@ class LayerView:
 
 
 def _cut(name: str, size: int) -> str:
-    """Cut a name to so many bytes, at a character."""
+    """Cut a name to at most `size` bytes, between two characters."""
     raw = os.fsencode(name)
     if len(raw) <= size:
         return name
@@ -207,5 +209,5 @@ def _cut(name: str, size: int) -> str:
 
 
 def _is_whole(start: bytes, whole: bytes) -> bool:
-    """Check that the cut is not inside a character: the next byte continues none."""
+    """Check that the cut is between two characters: the next byte does not continue one."""
     return len(start) == len(whole) or whole[len(start)] & 0xC0 != 0x80

@@ -18,17 +18,17 @@ from layerstack.units.plan_units import unit_at
 from layerstack.units.units import CONFLICT, HEAD, OURS, Decided, Kind, Unit, differs, held_by
 
 NOTICE_LIMIT = 100
-"""Replaced paths that are named; of more the last notice has the number."""
+"""Replaced paths that are named; the last notice has the number of all others."""
 RENAMES_MAX = 100
-"""Paths that both sides removed about which it is looked where they went."""
+"""Paths removed by both sides for which renames are searched."""
 UNIT = "unit"
 TEXTS_MAX = 32 * 1024
 """Characters of the texts of all hunks; the hunks of further conflicts have none."""
 HUNK_LIMIT = 100
-"""Hunks named per conflict; more are cut and said to be."""
+"""Hunks listed per conflict; the conflict reports that others were cut."""
 
 Found = tuple[str, tuple[Hunk, ...]]
-"""A conflict: its class, and the hunks that do not merge."""
+"""A conflict: its class, and its hunks."""
 
 
 class Findings(NamedTuple):
@@ -38,21 +38,21 @@ class Findings(NamedTuple):
     conflicts: dict[str, Found]
     notices: list[Notice]
     replaced: list[str]
-    """Ignored paths of the head whose change is lost."""
+    """Ignored paths whose change in the head is lost."""
     left: list[str]
-    """Derived paths where ours gives way."""
+    """Derived paths where the head's entry replaces ours."""
     both_removed: list[str]
     units: Sequence[Decided]
 
 
 class Report:
-    """Conflicts and notices that are made of the findings."""
+    """Conflicts and notices, made from the findings."""
 
     def __init__(self, trees: Trees, found: Findings, kinds: Sequence[Kind]) -> None:
-        """`kinds`: of units, beside those built in."""
+        """`kinds`: of units, in addition to the built-in ones."""
         self._trees, self._found, self._kinds = trees, found, kinds
         self.below: list[str] = []
-        """Paths in conflict that `conflicts` left out, since one above them is."""
+        """Paths in conflict that `conflicts` left out, since it lists one above them."""
         self._renames = {
             "ours": Renames(trees.base, lambda path: trees.shown.find(path), lambda: iter(trees.index)),
             "theirs": Renames(
@@ -63,7 +63,7 @@ class Report:
         }
 
     def conflicts(self) -> tuple[Conflict, ...]:
-        """All of them, in byte order of paths."""
+        """List all conflicts, in byte order of paths."""
         listed: list[Conflict] = []
         left = TEXTS_MAX
         conflicts, torn = self._with_units()
@@ -86,7 +86,7 @@ class Report:
                     fingerprint(self._trees.base.find(path)),
                     fingerprint(
                         self._trees.tree.state(path) if listed_here else self._trees.shown.find(path)
-                    ),  # of a unit's root that ours left alone: the base's
+                    ),  # the base's state for a unit's root that ours did not change
                     fingerprint(self._trees.head.find(path)),
                     self._by(layer),
                     hunks[:HUNK_LIMIT],
@@ -99,7 +99,7 @@ class Report:
         return tuple(listed)
 
     def _with_texts(self, path: str, hunks: tuple[Hunk, ...], limit: int) -> tuple[Hunk, ...]:
-        """Give the hunks of a file their texts, as long as these have less than `limit` characters."""
+        """Add the texts to the hunks of a file, up to `limit` characters."""
         trees, found = self._trees, list[Hunk]()
         states = (trees.base.find(path), trees.shown.find(path), trees.head.find(path))
         texts = [b"" if state is None or state.kind != FILE else state.data() for state in states]
@@ -139,7 +139,7 @@ class Report:
         return tuple(found)
 
     def _theirs(self, path: str) -> Layer | None:
-        """The newest layer that changed `path` since the base."""
+        """Find the newest layer that changed `path` since the base."""
         above = ancestors(path)
         for layer in self._trees.newer:
             found = layer.get(path)
@@ -150,13 +150,13 @@ class Report:
         return None
 
     def _theirs_of(self, paths: Iterable[str]) -> Layer | None:
-        """The newest layer that changed one of them."""
+        """Find the newest layer that changed one of the paths."""
         found = [layer for path in paths if (layer := self._theirs(path)) is not None]
         return max(found, key=lambda layer: layer.version, default=None)
 
     def _with_units(self) -> tuple[dict[str, Found], dict[str, Decided]]:
-        """The conflicts, those about members of a unit put together at its root; the torn units by their
-        roots.
+        """List the conflicts, with those of a unit's members combined at its root; and the torn units by
+        their roots.
         """
         torn = [one for one in self._found.units if one.whose == CONFLICT]
         alone: dict[Unit, list[str]] = {}
@@ -175,7 +175,7 @@ class Report:
         return {**left, **{one.unit.root: (UNIT, ()) for one in torn}}, {one.unit.root: one for one in torn}
 
     def _renamed(self, path: str, kind: str) -> Renamed | None:
-        """Where the side that has nothing at the path any more has it now."""
+        """Find the new path of an entry on the side that has nothing at the old path."""
         if kind not in ("delete_modify", "modify_delete", "parent"):
             return None
         by = "ours" if self._trees.shown.find(path) is None else "theirs"

@@ -10,8 +10,8 @@ from layerstack.model.manifest import Manifest
 
 
 class Published(NamedTuple):
-    """The result of a publish. `manifest` is the head as this publish left it; for a no-op the head that was
-    found, and there is no layer.
+    """The result of a publish. `manifest` is the head after this publish; a no-op has the unchanged head and
+    no layer.
     """
 
     no_op: bool

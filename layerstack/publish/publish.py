@@ -1,9 +1,9 @@
 """Captured work -> one layer on top of the head, or every conflict and no change.
 
 Planning, hashing, merging and the data's fsyncs happen outside the store lock; under it there are renames and
-the fsyncs of the manifest. A head that moved in that time is harmless if no newer layer meets our paths; else
-the work is planned again; after three rounds, under the lock. The work itself is only ever renamed: what must
-be rewritten is rewritten in a clone.
+the fsyncs of the manifest. If the head moved in that time and a newer layer meets our paths, the work is
+planned again; after three rounds under the lock. The work itself is only renamed; a file that must be
+rewritten is rewritten in a clone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from layerstack.tree.state import DIRECTORY, WHITEOUT
 from layerstack.units.plan_units import meet
 
 SYNCED = (*METADATA_SUFFIXES, HEAD)
-"""Suffixes of what is synced beside a layer before it is renamed in."""
+"""Suffixes of the files that are synced with a layer before it is renamed in."""
 
 ROUNDS = 3
 """Optimistic rounds before the lock is held from plan to commit."""
@@ -56,7 +56,7 @@ ROUNDS = 3
 
 class Work(NamedTuple):
     """Captured, unpublished work: a layer tree on disk, on top of the chain of `version`. It is never used as
-    an upperdir again. Its indexes' rows have times.
+    an upperdir again. The rows of its index have times.
     """
 
     tree: DiskTree
@@ -65,7 +65,7 @@ class Work(NamedTuple):
     base: Chain
     dropped: tuple[str, ...]
     linked: Mapping[str, int] = MappingProxyType({})
-    """Bytes of its files that are hard links to files of a published layer, by that layer's id."""
+    """Id of a published layer -> bytes of this work's files that are hard links to files of that layer."""
     written: Collection[str] = ()
     """Files that were last written by `file_write` or `file_edit`."""
 
@@ -81,21 +81,21 @@ class Author(NamedTuple):
     session_id: str | None = None
     draft_id: str | None = None
     rollback_to: int | None = None
-    """The version whose tree this is."""
+    """The version whose tree the layer restores."""
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """Holders of the leases that end with the publish."""
+        """Names of the leases that end with the publish."""
         return lease_names(self.session_id, self.draft_id)
 
 
 def describe(layer: Layer) -> TheirsLayer:
-    """The layer as a conflict names it."""
+    """Describe a layer as a conflict names it."""
     return TheirsLayer(layer.id, layer.version, layer.about.get("owner"), layer.about.get("agent"))
 
 
 def apply(tree: Tree, edits: Iterable[Edit]) -> None:
-    """Carry the edits out on a clone; directories keep their times."""
+    """Apply the edits to a clone; directories keep their times."""
     for edit in edits:
         above = parent_of(edit.path)
         times = tree.state(above).times if edit.path else None
@@ -113,11 +113,11 @@ def apply_and_capture(
 
 
 def recapture(tree: Tree, *, head: Chain, version: int, roles: Roles | None = None) -> Collection[str]:
-    """Capture against the head what edits may have made equal to it. Only subtrees that newer layers meet are
-    entered.
+    """Capture again, against the head, since edits may have made entries equal to it. Only subtrees that
+    newer layers meet are entered.
 
     Returns:
-        With `roles`, the files that stay for their time alone in what was entered.
+        With `roles`, the files in the entered subtrees that are kept for their time alone.
     """
     path_index = head.path_index
     return capture_tree(
@@ -139,7 +139,7 @@ def is_touched(records: Index, found: Collection[str]) -> Callable[[str], bool]:
 
 
 def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, int]:
-    """(source, ignored): how many changed paths go which way."""
+    """Count the changed paths by route: (source, ignored)."""
     routes: Counter[bool] = Counter()
     for row in indexed.rows:
         if row.record.quiet:
@@ -163,10 +163,11 @@ def preview(
     leaving: Collection[str] = (),
     written: Collection[str] = (),
 ) -> Preview:
-    """Return the result that `publish` would have for a captured tree in memory, which is used up.
+    """Return the result that `publish` would have for a captured tree in memory; the tree is changed and must
+    not be used again.
 
     Args:
-        leaving: holders of leases that would end with the publication.
+        leaving: names of leases that would end with the publication.
         written: as in `Work`.
     """
     with stack.reading() as snapshot:
@@ -185,7 +186,7 @@ def _preview(
     head: Manifest,
     roles: Roles,
 ) -> tuple[Preview, Callable[[], int]]:
-    """The answer without limits, and how to learn the size of the layer."""
+    """Compute the preview without limits, and a function that gives the size of the layer."""
     ignored = roles.ignored
     indexed = build(tree, base, hashes=False)
     planned = _plan(stack, tree, indexed, base, version, head)
@@ -227,14 +228,16 @@ def _plan(stack: Stack, tree: Tree, indexed: Indexed, base: Chain, version: int,
 
 
 class Metadata(NamedTuple):
-    """The files that go beside a layer: their path in staging without suffix, and what the JSON one says."""
+    """The metadata files of a layer: their path in staging without suffix, and the content of the JSON
+    file.
+    """
 
     stem: str
     about: dict[str, Any]
 
 
 class HeadMoved(Exception):
-    """A newer layer met the paths of work that is not to be merged, or the head is another than it must be.
+    """A newer layer met the paths of work that must not be merged, or the head is not the required version.
     Nothing was published.
     """
 
@@ -245,17 +248,18 @@ def publish(
     """Append the work on top of the head as one layer, or change nothing.
 
     Args:
-        work: on the store's file system; its tree is renamed into `layers/` or left where it is.
-        merge: False for what must be published as it is or not at all.
-        exact: publish on the very version that the work stands on, or not at all.
+        work: on the store's file system; its tree is renamed into `layers/` or stays in its place.
+        merge: False for work that must be published unchanged or not at all.
+        exact: publish only if the head is the version that the work is based on.
     Returns:
-        The head afterwards; from the moment of return it survives a power cut.
+        The head afterwards, which survives a power cut.
     Raises:
-        PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to
-            be merged, and where not `exact`.
-        LayerLimit: the head is as long as the kernel can mount. QuotaExceeded: it holds as much as it may.
-        OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work
-            is where it was.
+        PublishRejected: with every conflict; the work stays in its place. HeadMoved instead when `merge` is
+            False or `exact` is not met.
+        LayerLimit: the head has as many layers as the kernel can mount. QuotaExceeded: the store's quota is
+            used up.
+        OSError: the disk refused; the head is unchanged, or new if only the last fsync failed; the work stays
+            in its place.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
     """
     with stack.staging.temporary_names() as new_name:
@@ -282,12 +286,12 @@ class _MergedTree(NamedTuple):
     planned: MergePlan
     seen: Survey | None = None
     head_times: HeadTimes | None = None
-    """None: nothing is left to publish, or its times are to stay as they are."""
+    """None: nothing is left to publish, or the times must not change."""
     metadata: Metadata | None = None
     """None: nothing is left to publish."""
 
     def undo(self) -> None:
-        """It was not published."""
+        """Undo the changes of times, after a failed publication."""
         if self.head_times is not None:
             self.head_times.undo()
 
@@ -350,14 +354,13 @@ def _complete(stack: Stack, work: Work, author: Author, new_name: Names, ready: 
 
 
 def _wanted(work: Work, indexed: Indexed) -> int:
-    """Bytes that the layer adds to what the store holds."""
+    """Count the bytes that the layer adds to the store."""
     return indexed.size_bytes - sum(work.linked.values())
 
 
 def _containers_met(stack: Stack, indexed: Indexed, version: int, head: Manifest) -> bool:
-    """True if a directory that is a mere container on the base may be more than that on the head.
-
-    Such a directory is an ignored one that the head removed.
+    """Check whether a directory that is a mere container on the base may be a change on the head: an ignored
+    directory that the head removed.
     """
     return head.version != version and any(
         row.record.quiet and not stack.layers.path_index.untouched(row.path, version)
@@ -369,8 +372,8 @@ def _containers_met(stack: Stack, indexed: Indexed, version: int, head: Manifest
 def _write_metadata(
     stack: Stack, work: Work, ready: _MergedTree, author: Author, new_name: Names
 ) -> Metadata:
-    """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head
-    stays. Not synced.
+    """Write the layer's files for `.layer-metadata` under their names in staging, and the manifest for the
+    case that the head does not move. Not synced.
     """
     tree, indexed, head, seen = ready.tree, ready.indexed, ready.head, ready.seen
     assert seen is not None
@@ -417,7 +420,7 @@ def _write_about(metadata: Metadata) -> None:
 def _commit(
     stack: Stack, work: Work, ready: _MergedTree, author: Author, *, final: bool, exact: bool
 ) -> Published | None:
-    """The renames and the manifest; None when the head moved in a way that meets the work."""
+    """Commit the prepared layer; None when the head moved in a way that concerns the work."""
     if exact and ready.head.version != work.version:
         raise HeadMoved
     if ready.metadata is None or ready.seen is None:
@@ -441,7 +444,7 @@ def _commit(
                 newer = [moved for moved in stack.layers.of(head) if moved.version > planned_on]
                 lost = any(
                     moved.first_version <= planned_on for moved in newer
-                )  # squashed: the changes since then are not known any more
+                )  # squashed: the changes since then are unknown
                 own = (ready.indexed.records, work.indexed.records)
                 if (
                     lost

@@ -1,9 +1,8 @@
-"""Plan and resolve: captured work on its base, a head that moved on -> every conflict, or what must change in
-the layer.
+"""Plan a merge of captured work with a head that moved: every conflict, or the edits of the layer.
 
-The outcome is a function of three trees, base, ours and head, alone. Which paths are looked at comes from the
-versions of the layers (`PathIndex`); the verdict is always the decision table on real states. Subtrees that
-nothing newer meets are not entered.
+The outcome is a function of three trees, base, ours and head, alone. The versions of the layers (`PathIndex`)
+select the paths to examine; the decision table on real states then decides. Subtrees that no newer layer
+meets are not entered.
 """
 
 from __future__ import annotations
@@ -29,18 +28,19 @@ class MergePlan(NamedTuple):
     """Outcome of a merge: conflicts, or edits.
 
     Without conflicts, a clone of the layer with the edits applied shows the merge on top of the head; without
-    edits too, the layer itself does. With conflicts, the clone shows ours at and below their paths.
+    conflicts and edits, the layer itself shows it. With conflicts, the clone shows ours at and below their
+    paths.
     """
 
     conflicts: tuple[Conflict, ...]
     edits: tuple[Edit, ...]
     notices: tuple[Notice, ...]
     below: tuple[str, ...] = ()
-    """Paths of class `parent` in conflict that are not listed, since one above them is."""
+    """Paths in conflict of class `parent` that are not listed, since one above them is."""
 
 
 def plan(meeting: Meeting, units: Mapping[tuple[str, str], str] = NONE) -> MergePlan:
-    """Decide every path of the work that something newer than its version bears on.
+    """Decide every path of the work that a layer newer than its version may concern.
 
     Args:
         units: as `taken` of `decided_units`.
@@ -60,15 +60,16 @@ class Above(enum.Flag):
 
     NOTHING = 0
     HIDES = enum.auto()
-    """One is opaque in ours: what the head has shows only where an edit brings it."""
+    """One is opaque in ours: an entry of the head is visible only if an edit brings it."""
     GONE = enum.auto()
-    """The directory of the path is none in the head."""
+    """The head has no directory at the path's parent."""
     COVERED = enum.auto()
     """A newer layer hides one, with all below it."""
 
 
 class _Merge:
-    """The walk over what ours lists. Each `visit` returns True if the path is in the resulting layer.
+    """The walk over the paths that ours lists. Each `visit` returns True if the path is in the resulting
+    layer.
 
     | ours                    | head           | result                                                      |
     |-------------------------|----------------|-------------------------------------------------------------|
@@ -82,20 +83,20 @@ class _Merge:
     | a directory it passed   | none           | removed; in it by itself: derived goes, source conflicts    |
     | a directory it removed  | changes in it  | each by itself: derived and ignored go, source conflicts    |
 
-    Members of a unit that is one side's as a whole come first: they are that side's (`visit_forced`,
-    `place_forced`).
+    Members of a unit that is taken from one side as a whole are decided first, as that side's
+    (`visit_forced`, `place_forced`).
     """
 
     def __init__(self, meeting: Meeting, taken: Mapping[tuple[str, str], str]) -> None:
         trees = self.trees = Trees(meeting)
         self.path_index, self.rules, self.version = meeting.head.path_index, meeting.rules, meeting.version
         self.derived = trees.derived
-        self.taken: set[str] = set()  # ignored directories of ours that win over what the head has there
+        self.taken: set[str] = set()  # ignored directories of ours that replace the head's entry
         units = decided_units(trees.own, trees.newer, trees.base, meeting.rules.units, trees.sides, taken)
         self.forced = {path: unit.whose for unit in units for path in unit.forced}
         unlisted = [path for path in self.forced if path not in trees.index]
         self.filled = {above for path in unlisted for above in ancestors(path)}
-        """Directories that `place_forced` brings something into."""
+        """Directories into which `place_forced` brings an entry."""
         self.found = Findings([], {}, [], [], [], [], units)
         self.edits, self.notices, self.replaced, self.left = (
             self.found.edits,
@@ -116,18 +117,18 @@ class _Merge:
         return verdict
 
     def combine(self, path: str, b: State | None, o: State, h: State) -> State:
-        """The merge of the two; what is there afterwards."""
+        """Merge the two states; give the state afterwards."""
         return self.merged(path, self.decided(path, b, o, h), o, h)
 
     def combine_ignored(self, path: str, b: State | None, o: State, h: State) -> State:
-        """The same on the ignored route: what does not merge is ours."""
+        """Merge on the ignored route: where states do not merge, ours is taken."""
         verdict = decide(b, o, h, self.rules)
         if verdict.conflict is not None:
             self.replaced.append(path)
         return self.merged(path, verdict, o, h)
 
     def merged(self, path: str, verdict: Verdict, o: State, h: State) -> State:
-        """Ours where there is a conflict."""
+        """Give the merged state; ours in a conflict."""
         if verdict.conflict is not None:
             return o
         content, meta, xattrs = verdict.content, verdict.meta, dict(verdict.xattrs)
@@ -148,9 +149,7 @@ class _Merge:
         return merged
 
     def heads(self, path: str, h: State | None, above: Above) -> bool:
-        """The head's entry, in place of ours: what shows there, or, in a directory that hides that,
-        brought.
-        """
+        """Take the head's entry in place of ours: let it show or, in a directory that hides it, bring it."""
         if h is None or not above & Above.HIDES:
             self.edits.append(Drop(path))
             return False
@@ -158,20 +157,20 @@ class _Merge:
         return True
 
     def give_way(self, path: str, h: State | None, above: Above) -> bool:
-        """The same of a derived path, counted."""
+        """Take the head's entry for a derived path, and count the path."""
         self.left.append(path)
         return self.heads(path, h, above)
 
     def is_unreachable(self, path: str) -> bool:
-        """Note a conflict if a path that ours keeps lies below a file or link of the head."""
+        """Note a conflict if a path that ours keeps is below a file or link of the head."""
         blocked = self.trees.blocked(path, self.taken)
         if blocked:
             self.conflict(path, "parent")
         return blocked
 
     def hidden(self, path: str) -> None:
-        """Ours has nothing below `path` any more. Source changes of the head there conflict; ignored ones go
-        with the directory.
+        """Decide the head's changes below `path`, where ours has nothing left. Changes of source conflict;
+        ignored ones are removed with the directory.
         """
         trees = self.trees
         for q in trees.below(path):
@@ -214,9 +213,8 @@ class _Merge:
         return self.visit_made(path, three, o, above)
 
     def visit_children(self, path: str, above: Above) -> bool:
-        """Visit what ours lists in a directory; True if any of it is in the resulting layer.
-
-        A path that nothing newer meets stays and is not visited.
+        """Visit the paths that ours lists in a directory; True if one of them is in the resulting layer. A
+        path that no newer layer meets stays and is not visited.
         """
         stays, met = path in self.filled, bool(above & (Above.GONE | Above.COVERED))
         for child in self.trees.children(path):
@@ -244,7 +242,7 @@ class _Merge:
         return True
 
     def visit_file(self, path: str, three: Three, o: State, above: Above) -> bool:
-        """The first lines of the table."""
+        """Decide a file or symlink by the first lines of the table."""
         b, h, gone = three.base, three.head, bool(above & Above.GONE)
         in_doubt = gone or three.head_changed
         if in_doubt and self.derived(path, b, o, h) and three.ours_changed and not three.agree:
@@ -269,7 +267,7 @@ class _Merge:
         return True
 
     def visit_made(self, path: str, three: Three, o: State, above: Above) -> bool:
-        """A directory that ours made, where the head has none."""
+        """Decide a directory that ours made and the head does not have."""
         b, h, gone = three.base, three.head, bool(above & Above.GONE)
         if (gone or three.head_changed) and self.derived(path, b, o, h):
             return self.leave_directory(path, three, o, above)
@@ -288,15 +286,17 @@ class _Merge:
         return True
 
     def leave_directory(self, path: str, three: Three, o: State, above: Above) -> bool:
-        """A derived directory gives way, but what is in it and not derived is judged by itself."""
+        """Replace a derived directory by the head's entry, unless an entry in it stays that is not
+        derived.
+        """
         stays = self.visit_children(path, above | Above.GONE)
         if stays and not above & Above.GONE:
             self.decided(path, three.base, o, three.head)
         return stays or self.give_way(path, three.head, above)
 
     def visit_taken(self, path: str, rec: IndexRecord, three: Three, o: State, above: Above) -> bool:
-        """A directory of the base that the head has no more. It stays for ignored attributes of ours, or for
-        what stays in it.
+        """Decide a directory of the base that the head removed. It stays if ours changed ignored attributes,
+        or if an entry in it stays.
         """
         b, h, ours_stays = three.base, three.head, False
         if three.ours_changed and not self.derived(path, b, o, h):
@@ -319,7 +319,7 @@ class _Merge:
         return False
 
     def visit_both(self, path: str, rec: IndexRecord, three: Three, o: State, h: State, above: Above) -> bool:
-        """A directory on both sides: attributes first, then what is in it."""
+        """Decide a directory that both sides have: attributes first, then its entries."""
         now = self.attributes(path, three, o, h)
         hides = bool(above & Above.HIDES)
         inner = above & ~Above.GONE | (Above.HIDES if rec.opaque else Above.NOTHING)
@@ -331,7 +331,7 @@ class _Merge:
             return True
         if (
             now.meta == h.meta and now.xattrs == h.xattrs
-        ):  # nothing of ours is left; the root stays, and is seen to change nothing
+        ):  # nothing of ours is left; the root stays, without a change
             self.edits.append(Drop(path) if path else Recapture(path))
             return not path
         return True
@@ -351,9 +351,7 @@ class _Merge:
         )
 
     def bring_below(self, path: str) -> None:
-        """`path` is opaque in ours; what the head added or changed below it since the base must not vanish
-        under the mark.
-        """
+        """Bring the head's changes below `path`, which is opaque in ours and would hide them."""
         trees, index = self.trees, self.trees.index
         lost = {edit.path for edit in self.edits if isinstance(edit, Drop)}
         brought = {edit.path: edit.state.kind == DIRECTORY for edit in self.edits if isinstance(edit, Bring)}
@@ -396,7 +394,7 @@ class _Merge:
     # units
 
     def visit_forced(self, path: str, above: Above) -> bool:
-        """A member of a unit that is one side's as a whole."""
+        """Decide a member of a unit that is taken from one side as a whole."""
         h = self.trees.head.find(path)
         if self.forced[path] == HEAD:
             return self.heads(path, h, above)
@@ -409,7 +407,7 @@ class _Merge:
     def place_forced(self) -> None:
         """Add edits for units that are ours as a whole.
 
-        They place the members that ours left as they were in the base, and the head did not.
+        The edits place the members that the head changed and ours did not.
         """
         trees, index = self.trees, self.trees.index
         for path in sorted(

@@ -1,5 +1,5 @@
-"""Resolve the conflicts of a plan by the sides that were named. Nothing of either side is lost: a text shows
-both between markers, and of anything else the other side's is kept beside it.
+"""Resolve the conflicts of a plan by the sides that were named. Nothing of either side is lost: a text
+contains both between markers; of any other entry, that of the other side is kept beside it.
 
 The layer already shows ours at and below each path in conflict (`MergePlan`). In order:
 
@@ -35,7 +35,7 @@ _ATTRIBUTES = frozenset(("mode", "xattr"))
 
 
 class ChosenSides(NamedTuple):
-    """The three trees, and what was chosen."""
+    """The three trees, and the chosen sides."""
 
     base: Chain
     ours: Chain
@@ -49,7 +49,7 @@ class ChosenSides(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Outcome, in byte order of paths; `added` counts the entries that were written for it."""
+    """Outcome, in byte order of paths; `added` is the number of entries that were written."""
 
     resolved: tuple[ResolvedConflict, ...]
     marked: Mapping[str, tuple[str, ...]]
@@ -58,7 +58,9 @@ class Taken(NamedTuple):
 
 
 def unit_sides(conflicts: Iterable[Conflict], choice: Choice) -> dict[tuple[str, str], str]:
-    """Give the side of each unit in conflict, as `plan` takes them; markers are none for a unit: ours."""
+    """Give the side of each unit in conflict, in the form that `plan` takes; a unit cannot have markers, so
+    ours is taken instead.
+    """
     return {
         (conflict.unit.name, conflict.path): "head" if choice.side(conflict.path) == THEIRS else OURS
         for conflict in conflicts
@@ -118,13 +120,13 @@ class _Taker:
         self.cases.setdefault(path, _Case(path, self.on.choice.side(asked), conflict))
 
     def displaced(self, path: str, side: str) -> None:
-        """Keep an entry that a directory takes the place of, for what the other side has in that."""
+        """Keep an entry that is replaced by a directory, which the other side's entries need."""
         kept = self.keep(path, side, leaves=True)
         self.resolved.append(ResolvedConflict(path, "type", OURS if side == THEIRS else THEIRS, kept))
 
     def add_blocking(self) -> None:
-        """Add the files of the head that lie where ours has a directory with conflicts: they show when theirs
-        is taken of all of these.
+        """Add the files of the head at paths where ours has a directory with conflicts: such a file shows if
+        theirs is taken for all of them.
         """
         blocking: dict[str, list[str]] = {}
         known: dict[str, bool] = {}
@@ -150,7 +152,7 @@ class _Taker:
     # ---- steps 1 and 2
 
     def place(self) -> None:
-        """Show at each path what was chosen for it; paths above come first."""
+        """Show at each path the chosen side; parents come first."""
         cases = sorted(self.cases.values(), key=lambda case: byte_order(case.path))
         for case in cases:
             if case.side == THEIRS:
@@ -196,8 +198,8 @@ class _Taker:
     def with_both_contents(
         self, case: _Case, b: State | None, o: State | None, h: State | None, side: State | None
     ) -> State | None:
-        """Merge the content of a file whose attributes alone are in conflict: that of both, with the
-        attributes of the side. None for anything else.
+        """Merge a file whose attributes alone are in conflict: the merged content with the attributes of the
+        side. None for any other conflict.
         """
         if case.conflict is None or not set(case.conflict.cls.split("+")) <= _ATTRIBUTES:
             return None
@@ -276,9 +278,9 @@ class _Taker:
         """Put the entry of a side beside the path, unless the mount shows it there.
 
         Args:
-            leaves: the mount shows it still, and will not.
+            leaves: the mount shows the entry now, and will not afterwards.
         Returns:
-            Its path; None when the side has nothing there to lose.
+            Its path; None when the side has nothing at the path that could be lost.
         """
         source, other = (self.on.ours, self.on.head) if side == OURS else (self.on.head, self.on.ours)
         state, changed = source.find(path), self.changed(source)
@@ -384,8 +386,8 @@ def _members(kind: Kind, root: str, conflict: Conflict, source: Chain) -> Sequen
 
 
 def _is_shown(shown: State | None, state: State | None) -> bool:
-    """Check whether a mount shows what a side has; of two directories what is in them is checked by
-    itself.
+    """Check whether a mount shows the state of a side. Two directories count as equal: their entries are
+    checked one by one.
     """
     if shown is None or state is None:
         return shown is state

@@ -25,7 +25,7 @@ from layerstack.units.units import Sides
 
 
 class Meeting(NamedTuple):
-    """Captured work, and the head that it is to be published on."""
+    """Captured work, and the head on which it will be published."""
 
     tree: Tree
     listed: Index
@@ -37,12 +37,12 @@ class Meeting(NamedTuple):
     ignored: Ignored
     """Rules of the `.gitignore` files of base and head."""
     describe: Callable[[Layer], TheirsLayer]
-    """Describes a layer and its author."""
+    """Function that describes a layer and its author."""
     rules: PublishRules = DEFAULT
 
 
 class Three:
-    """States of base, ours and head at one path; None is nothing. Each comparison is made on demand, once."""
+    """States of base, ours and head at one path; None is absent. Each comparison is made on demand, once."""
 
     def __init__(self, trees: Trees, path: str, ours: State | None) -> None:
         self._trees, self._path = trees, path
@@ -60,7 +60,7 @@ class Three:
 
     @functools.cached_property
     def agree(self) -> bool:
-        """True if ours and the head have the same."""
+        """True if ours and the head are equal."""
         return equal(self.ours, self.head)
 
 
@@ -90,7 +90,7 @@ class Trees:
         return Three(self, path, ours)
 
     def sides(self) -> Sides:
-        """The three trees, as the rule for units wants them."""
+        """The three trees in the form that `units` takes."""
 
         def unmoved(path: str) -> bool:
             return self.base.layer_of(path) is self.head.layer_of(path)
@@ -108,7 +108,7 @@ class Trees:
     def ignored(self, path: str, is_directory: bool) -> bool:
         """True if the `.gitignore` files of all three trees ignore the path.
 
-        A path that one side has taken out of them is checked for conflicts.
+        A path that one side no longer ignores is checked for conflicts.
         """
         return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)
 
@@ -135,9 +135,8 @@ class Trees:
         return self.base.layer_of(path) is self.head.layer_of(path) or equal(b, h)
 
     def last_writer_wins(self, path: str, first: State | None, h: State | None) -> bool:
-        """True if the path is ignored, both as what ours or else the base has there and as what the head has.
-
-        Never true of the root.
+        """True if the path is ignored both with its kind in ours (or else the base) and with its kind in the
+        head. False for the root.
         """
         if not path:
             return False

@@ -1,5 +1,5 @@
-"""Files that a rebase wrote conflict markers into, and that still contain them: they are not published by
-accident.
+"""Files that a rebase wrote conflict markers into, and that still contain them: they are not published unless
+the caller allows it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from layerstack.tree.state import DIRECTORY, FILE, State
 
 PATHS_SHOWN = 100
 MOVED_MAX = 1000
-"""Changed files that are searched when a file with markers is not at its path any more: it may be renamed."""
+"""Changed files that are searched when a file with markers is no longer at its path, since it may be
+renamed.
+"""
 _SIZE_MAX = 4 * TEXT_MAX
-"""Bytes of a file that is searched: three texts and their markers, and what was added since."""
+"""Largest file that is searched, in bytes: three texts, their markers, and later additions."""
 
 
 def to_json(unresolved: Unresolved) -> dict[str, list[str]]:
-    """Give the form of records."""
+    """Convert for a record."""
     return {path: list(lines) for path, lines in unresolved.items()}
 
 
 def from_json(body: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Read the form of records. Raises KeyError, TypeError for anything else."""
+    """Read what `to_json` made. Raises KeyError, TypeError for anything else."""
     found: dict[str, tuple[str, ...]] = {}
     for path, lines in body.items():
         if not isinstance(lines, list):

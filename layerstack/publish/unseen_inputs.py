@@ -1,4 +1,4 @@
-"""Inputs of builds that a session has not seen: what the head has otherwise than the session's base
+"""Inputs of builds that a session has not seen: those that differ between the head and the session's base
 version.
 """
 
@@ -15,7 +15,7 @@ from layerstack.tree.state import DIRECTORY, FILE, LINK, same
 LISTED_MAX = 20
 """Paths that a notice names."""
 LOOKED_AT_MAX = 2_000
-"""Records that are looked at for a notice."""
+"""Records that are read for a notice."""
 
 
 def lacks_input(base: Chain, head: Chain, newer: Sequence[Layer], roles: Roles) -> bool:
@@ -43,8 +43,8 @@ def built_on(
     times: Sequence[LayerTimes],
     roles: Roles,
 ) -> tuple[Notice, ...]:
-    """The notice `built_on`, if work on `version` has files on the source route that may have been made from
-    what the head has otherwise now.
+    """Make the notice `built_on` if work on `version` has files on the source route that may have been made
+    from inputs that differ in the head.
 
     Args:
         newest_made: the time of the newest such file that no `file_write` or `file_edit` wrote; 0: there is
