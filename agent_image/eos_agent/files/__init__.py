@@ -1,4 +1,4 @@
 """File operations on a directory tree by descriptor, without following links.
 
-Runs in init, in a helper and, for the published head, in the agent. Imports `kernel` and what is below it.
+Runs in init, in a helper and, for the published head, in the agent. Imports `kernel` and lower levels.
 """

@@ -1,5 +1,5 @@
-"""Open files below a directory by descriptors, without following links: a parent by openat2(2), or each with
-O_NOFOLLOW from its parent.
+"""Open files below a directory by descriptors, without following symlinks: the parent directory by one
+openat2(2), or each directory on the path by openat(2) with O_NOFOLLOW.
 
 Shared by the file operations of a session. Standard library only: init imports it before `/eos` is masked.
 """
@@ -93,8 +93,8 @@ def parent_of(root_fd: int, path: str, *, make: bool = False) -> Generator[tuple
     """Open the parent directory of `path`; yield its descriptor and the last name.
 
     Raises:
-        OperationError: invalid_request if a parent is a symlink or not a directory, not_found if one is
-            absent and not `make`.
+        OperationError: invalid_request if a parent is a symlink or not a directory; not_found if a parent is
+            absent and `make` is false.
     """
     above, slash, name = path.rpartition("/")
     fd = open_beneath(root_fd, above, DIR_FLAGS) if slash else os.dup(root_fd)
@@ -107,7 +107,7 @@ def parent_of(root_fd: int, path: str, *, make: bool = False) -> Generator[tuple
 
 
 def _walk(root_fd: int, path: str, parents: list[str], make: bool) -> int:
-    """Open the last of `parents`, each from the one above."""
+    """Open the last of `parents`, going down from `root_fd` one by one."""
     fd = os.dup(root_fd)
     try:
         for depth, part in enumerate(parents, 1):
@@ -147,8 +147,8 @@ def below_a_file(path: str, at: str) -> OperationError:
 
 
 def _make_directory(name: str, dir_fd: int) -> int:
-    """Make a directory, mode 0755, owner and group of its parent; open one that another process made
-    first."""
+    """Make and open a directory with mode 0755 and its parent's owner and group; if another process made it
+    first, open that."""
     made = True
     try:
         os.mkdir(name, 0o755, dir_fd=dir_fd)
@@ -170,7 +170,7 @@ def give(fd: int, owner: os.stat_result) -> None:
 
 
 def regular(path: str, name: str, dir_fd: int) -> os.stat_result | None:
-    """Stat the regular file at `path`; None if absent; another kind is refused."""
+    """Stat the regular file at `path`; None if it is absent. Any other kind of file is refused."""
     found = lstat(name, dir_fd)
     if found is None or stat.S_ISREG(found.st_mode):
         return found

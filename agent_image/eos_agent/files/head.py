@@ -1,4 +1,5 @@
-"""File operations on the published head, without a session: read from the layers, write one layer each."""
+"""File operations on the published head, without a session: they read from the layers, and each write
+publishes one layer."""
 
 from __future__ import annotations
 

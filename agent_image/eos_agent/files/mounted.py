@@ -1,9 +1,8 @@
 """File operations on a directory tree by descriptor, performed by a session's init or helper inside the
 mount.
 
-Links are never followed: each parent is opened with O_NOFOLLOW from its parent. Init imports this module
-before `/eos` is masked; it uses the standard library only. Errors are OperationError in wire form. `head` has
-the same operations without a mount.
+Symlinks are never followed (dirfd.py). Init imports this module before `/eos` is masked; the module uses the
+standard library only. Errors are OperationError in wire form. `head` has the same operations without a mount.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def perform_in_mount(
         name: read | write | edit | list | stat | delete | move | search; account: look up the `user` of a
             command.
         args: the operation's checked arguments; `max_bytes` and `max_entries` are the configured limits. A
-            search sets a timer and limits of its process, so it needs a process of its own.
+            search sets a timer and limits of the process that runs it, so it needs a process of its own.
         data: the content to write.
         tell: for a search, see `search.search`.
     Returns:
@@ -132,7 +131,7 @@ def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(one: os.stat_result, other: os.stat_result | None) -> bool:
-    """Test that the file is the one that was read, unchanged."""
+    """Test that the file is the same one as at the read, unchanged."""
     return other is not None and (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) == (
         other.st_dev,
         other.st_ino,
@@ -156,12 +155,12 @@ def _replace(
 ) -> bool:
     """Replace the content of `name` in one step: readers see the whole old file or the whole new one.
 
-    With `unchanged` it does nothing and returns False if the file differs from `before`. rename(2) has no
-    such check, so a write in the last microseconds is not noticed.
+    With `unchanged`, a file that differs from `before` is left alone and the result is False. rename(2) has
+    no such check, so a write in the last microseconds is not noticed.
 
-    The file is written without a name and linked; to replace another it gets a temporary name first
-    (`layerstack.kernel.tempnames`). Mode and owner of the old file stay; a new one has mode 0644 and the
-    owner of its directory.
+    The content is written to a file without a name (O_TMPFILE), which is then linked. To replace an existing
+    file it gets a temporary name first (`layerstack.kernel.tempnames`). Mode and owner of the old file are
+    kept; a new file has mode 0644 and the owner of its directory.
     """
     mode = 0o644 if before is None else stat.S_IMODE(before.st_mode)
     with contextlib.ExitStack() as undo:
@@ -190,7 +189,7 @@ def _replace(
                     _link(fd, name, dir_fd)
                     return True
                 except FileExistsError:
-                    pass  # made by another process since: replace that
+                    pass  # another process has made the file by now: replace it
             aside_fd, temporary = dir_fd, tempnames.file_name(os.fstat(fd).st_mtime_ns)
             _link(fd, temporary, dir_fd)
             undo.callback(_unlink, temporary, dir_fd)
@@ -210,7 +209,7 @@ def _unlink(name: str, dir_fd: int) -> None:
 
 
 def _carry_xattrs(dir_fd: int, name: str, fd: int) -> None:
-    """Copy ACLs and user xattrs of the old file; one that cannot be set is left out, as editors do."""
+    """Copy ACLs and user xattrs of the old file; as in editors, one that cannot be set is left out."""
     try:
         with opened(name, FILE_FLAGS, dir_fd) as old:
             for key in os.listxattr(old):
@@ -247,7 +246,7 @@ def list_page(path: str, entries: list[dict[str, Any]], last: bytes | None) -> d
 
 
 def list_entry(directory: str, name: str, kind: str, size: int | None) -> dict[str, Any]:
-    """One row of a listing; a name that is not UTF-8 gets its whole path in `path_b64`."""
+    """One row of a listing; for a name that is not UTF-8 `path_b64` has the whole path."""
     entry: dict[str, Any] = {"name": shown(name), "kind": kind, "size": size if kind == "file" else None}
     raw = os.fsencode(name)
     if entry["name"].encode() != raw:

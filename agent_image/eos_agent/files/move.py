@@ -1,8 +1,8 @@
 """Stat, delete and move inside a session's mount, by descriptors, with system calls that inotify watchers
 see.
 
-A tree is deleted entry by entry. So is a directory moved that the kernel refuses to rename (EXDEV: a
-directory of a lower layer in an ordinary user's overlay, overlayfs.rst "redirect_dir").
+A tree is deleted entry by entry. A directory that the kernel refuses to rename is moved entry by entry too
+(EXDEV: a directory of a lower layer in an ordinary user's overlay, overlayfs.rst "redirect_dir").
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from layerstack.model.conflict import path_json
 COPY_BYTES = 1 << 20
 COPY_NEEDED = "copy_needed"
 PASSING = "entry"
-"""The name of the entry in a temporary directory."""
+"""The name, inside a temporary directory, of the entry that is being completed there."""
 
 
 def stat_path(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Perform file_stat; of a symlink, stat the link itself and read its target."""
+    """Perform file_stat. A symlink is not followed: the link itself is described, with its target."""
     path = resolve(args, root, lambda p: exists(root_fd, p), allow_root=True)
     if not path:
         return described(path, os.fstat(root_fd), None)
@@ -61,8 +61,8 @@ def stat_path(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any
 def delete(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Perform file_delete. A symlink is deleted, not its target.
 
-    A tree is deleted entry by entry: entries that others make during that are deleted too, or make the last
-    rmdir fail.
+    A tree is deleted entry by entry. An entry that another process makes during the deletion is deleted too,
+    or makes the last rmdir(2) fail.
     """
     path = resolve(args, root, lambda p: exists(root_fd, p))
     with parent_of(root_fd, path) as (parent, name):
@@ -129,8 +129,8 @@ def remove_tree(name: str, dir_fd: int) -> None:
 
 @contextlib.contextmanager
 def passing_place(dir_fd: int, name: str = "") -> Generator[int]:
-    """Make and open a temporary directory in which an entry is completed before its rename; remove it with
-    its rest."""
+    """Make and open a temporary directory in which an entry is completed before its rename; at the end remove
+    it with what is left in it."""
     name = name or tempnames.place_name()
     os.mkdir(name, tempnames.PLACE_MODE, dir_fd=dir_fd)
     try:
@@ -155,7 +155,7 @@ def clear_after_move(root: str, args: Mapping[str, Any]) -> None:
     """Remove the temporary directory `tempnames` of a move that was killed.
 
     Raises:
-        OperationError, OSError: it was moved, or is in use; a capture leaves it out.
+        OperationError, OSError: the directory was moved or is in use; a capture leaves it out.
     """
     with opened(root, DIR_FLAGS) as root_fd:
         target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
@@ -166,9 +166,9 @@ def clear_after_move(root: str, args: Mapping[str, Any]) -> None:
 def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Perform file_move: make missing parents of the new path, then rename(2). Concurrent moves lose nothing.
 
-    An entry that the kernel does not rename is copied and deleted with `copy`, which may take long; without
-    it the error has reason COPY_NEEDED. `tempnames` is the name of the temporary directory of the copy, for
-    `clear_after_move`.
+    With `copy`, an entry that the kernel refuses to rename is copied and deleted, which may take long;
+    without it the error has reason COPY_NEEDED. `tempnames` is the name of the copy's temporary directory,
+    for `clear_after_move`.
     """
     source = resolve(args, root, lambda p: exists(root_fd, p), argument="from")
     target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
@@ -205,7 +205,8 @@ def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _may_replace(found: os.stat_result, target: str, over: os.stat_result | None, *, overwrite: bool) -> None:
-    """Check as rename(2): a file or symlink may replace one, a directory may replace an empty one."""
+    """Check as rename(2) does: a file or symlink may replace a file or symlink, a directory may replace an
+    empty directory."""
     if over is None:
         return
     if not overwrite:
@@ -224,7 +225,8 @@ def _rename(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool) ->
 
 
 def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool, tempnames: str) -> None:
-    """Move a directory by copy: copy it beside its target, rename the copy, then delete the old one."""
+    """Move a directory by copy: copy it into the directory of its target, rename the copy, then delete the
+    original."""
     with passing_place(to_fd, tempnames) as aside_fd:
         _TreeCopy(aside_fd).entry(from_fd, old, aside_fd, PASSING, PASSING)
         _rename(aside_fd, PASSING, to_fd, new, overwrite=overwrite)

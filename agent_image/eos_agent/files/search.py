@@ -1,9 +1,9 @@
 """Search the text of a tree line by line, for a literal or a regular expression: a page at a time, bounded in
 time, memory and output.
 
-It runs in a child of the session's init (eos_agent.init.worker), alone in its process: a timer's signal ends
-a match in progress. Python's `re` checks for signals every few thousand steps, but one step can scan a whole
-line: before a long line the page so far is reported, and it is the answer if init has to kill the child.
+A search runs alone in a child process of the session's init (eos_agent.init.worker), where a timer's signal
+ends a match in progress. Python's `re` checks for signals every few thousand steps, but one step can scan a
+whole line. So before a long line the page so far is reported; it is the answer if init has to kill the child.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ from layerstack.text.gitignore import IgnoreRules
 SEARCH_S = 8.0
 """Longest time of one page, in seconds."""
 KILL_S = 4.0
-"""Seconds after which a process is killed that its own timer did not stop."""
+"""Seconds after which init kills a process that its own timer did not stop."""
 PAGE_MATCHES = 200
 PAGE_BYTES = 20_000
 TEXT_CHARACTERS = 240
 LEAD_CHARACTERS = 60
 BLOCK_BYTES = 4 << 20
-"""A longer line is searched in pieces: a match across two pieces is not found."""
+"""Size of the blocks in which a file is read. A longer line is searched in pieces: a match across two pieces
+is not found."""
 BINARY_PROBE_BYTES = 8192
 LONG_CHARACTERS = 32 * 1024
 MEMORY_BYTES = 192 << 20
-"""Memory beyond that at the start; an expression that backtracks over a long line stores each step."""
+"""Memory that the process may use in addition to that at the start; an expression that backtracks over a long
+line stores each step."""
 PATTERN_BYTES = 8192
 GLOB_BYTES = 1024
 GLOB_ALTERNATIVES = 64
@@ -101,7 +103,8 @@ def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
     """Compile a pattern to the bytes of a literal, or to the `search` of an expression.
 
     Raises:
-        OperationError: invalid_request; empty, too long, with a line end, or not a regular expression.
+        OperationError: invalid_request; the pattern is empty, too long, has a line end, or is not a valid
+            regular expression.
     """
 
     def bad(why: str, **more: Any) -> NoReturn:
@@ -144,8 +147,8 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
 
     `{a,b}` are alternatives, a leading `!` inverts the glob.
     Raises:
-        OperationError: invalid_request; too long, too many alternatives, or one that cannot match (which git
-            ignores silently).
+        OperationError: invalid_request; the glob is too long, has too many alternatives, or one that cannot
+            match (which git ignores silently).
     """
     if not glob:
         return lambda _path: True
@@ -206,8 +209,8 @@ def _alternatives(glob: str) -> Iterator[str]:
 
 
 def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
-    """Perform one page of file_search. Sets the timer and the memory limit of this process, which must do
-    nothing else.
+    """Perform one page of file_search. Sets the timer and the memory limit of the calling process, which must
+    do nothing else.
 
     Args:
         tell: called with the answer (a result or an error) to use if this process is killed from now on.
@@ -256,7 +259,7 @@ def _stop_timer() -> None:
 
 
 def _bound_memory(more: int | None) -> None:
-    """Limit the growth of this process to `more` bytes; None: no limit."""
+    """Limit the growth of this process to `more` bytes; None removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard
     if more is not None:
@@ -394,8 +397,8 @@ class _Page:
         self._size += size
 
     def out_of(self, what: str) -> None:
-        """End the page for lack of `time` or `memory`; an error if it made no progress, since the next page
-        would not either."""
+        """End the page for lack of `time` or `memory`. A page without progress is an error, since the next
+        page would have none either."""
         self.stopped = what
         if not self._moved and not self._matches:
             raise self._stuck(what)
@@ -440,8 +443,8 @@ def _files(
 ) -> Iterator[tuple[str, int]]:
     """Yield the regular files at or below `top` from `start` on, open, in byte order of names.
 
-    `.git` and ignored entries are left out unless `top` is inside. `named`: the glob selects the files, so
-    only ignored directories are left out.
+    `.git` and ignored entries are left out unless `top` is inside of one. named: the glob selects the files,
+    so that only ignored directories are left out.
     """
     if top and not _is_directory(root_fd, top):
         with parent_of(root_fd, top) as (parent, name), opened_regular(top, name, parent) as fd:
@@ -498,7 +501,7 @@ def _files(
 
 
 class _Folder:
-    """A directory of the walk and its names not visited yet."""
+    """A directory of the walk, and those of its names that are not visited yet."""
 
     def __init__(self, path: str, fd: int, resume: bytes) -> None:
         self.path, self.fd = path, fd

@@ -1,5 +1,5 @@
-"""Windows and edits of a text file, with the same rules with and without a session. Pure, standard library
-only."""
+"""Windows and edits of a text file; the rules are the same in a session and on the head. Pure, standard
+library only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCAN_S = 20.0
 hours."""
 BOM = b"\xef\xbb\xbf"
 _DECODERS = {encoding: codecs.getincrementaldecoder(encoding) for encoding in (UTF8, LATIN1)}
-"""Looked up at import: a codec is a module, and inside a session modules cannot be opened any more."""
+"""Looked up at import: a codec is a module, and inside a session the files of modules are masked."""
 
 
 def not_utf8(path: str) -> OperationError:
@@ -68,8 +68,8 @@ def read_window(
     encoding: str = UTF8,
     max_lines: int = MAX_WINDOW_LINES,
 ) -> Window:
-    """Read lines from `offset` (from 1; 0 is 1), at most `limit`. In latin-1 a byte order mark is three
-    ordinary characters.
+    """Read at most `limit` lines, beginning with line `offset` (the first is 1; 0 means 1 too). In latin-1 a
+    byte order mark is three ordinary characters.
 
     Raises:
         OperationError: invalid_request; `limit` is over `max_lines`, the file is not UTF-8 (if that is the
@@ -85,10 +85,10 @@ def read_window(
             reason="out_of_bounds",
         )
     offset = max(1, offset)
-    first, last = offset - 1, offset - 1 + limit  # the window in line numbers from 0, `last` excluded
+    first, last = offset - 1, offset - 1 + limit  # the window: line numbers from 0, `last` excluded
     check = _DECODERS[encoding]()
     window = bytearray()
-    line = total = 0  # number of the line that the next byte belongs to; bytes seen
+    line = total = 0  # number of the next byte's line; bytes seen
     ended = True  # the last byte was a line end
     roof = 2 * max_bytes + 4  # CR bytes do not count against the limit, and are at most as many as others
     deadline = time.monotonic() + SCAN_S
@@ -125,7 +125,7 @@ def read_window(
 
 
 def _skip(chunk: bytes, lines: int) -> int:
-    """The index in `chunk` after that many line ends; its length if there are fewer."""
+    """The index in `chunk` after `lines` line ends; its length if it has fewer."""
     at = 0
     for _ in range(lines):
         at = chunk.find(b"\n", at) + 1
@@ -221,13 +221,13 @@ class Edited(NamedTuple):
 
 
 def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, encoding: str = UTF8) -> Edited:
-    """Apply all edits to `raw` in order. All else stays as it is, BOM and line ends included.
+    """Apply all edits to `raw` in order. Everything else is unchanged, BOM and line ends included.
 
-    Edits match text with LF ends. A new line end gets the ending of the line that it replaces or divides;
-    between lines, that of the line before.
+    Edits match text with LF ends. A new line end takes the form (LF or CRLF) of the line that it replaces or
+    divides; between two lines, that of the line before it.
     Raises:
-        OperationError: invalid_request; too large, not UTF-8, no match, several matches without
-            `replace_all`, no net change.
+        OperationError: invalid_request; the file is too large or not UTF-8, an edit has no match, or several
+            without `replace_all`, or all edits together change nothing.
     """
     name = shown(path)
     if len(raw) > max_bytes:

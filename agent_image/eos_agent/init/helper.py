@@ -1,8 +1,8 @@
 """The helper: a child of the zygote that does the file operations of a session with a native init.
 
-It enters the session's namespaces and hardens itself. It is forked for the first file operation and ends when
-the agent closes its socket, some seconds after the last one. The session's processes see it without a parent;
-it answers requests by loop.py, as a Python init does.
+The helper enters the session's namespaces and hardens itself. It is forked for the first file operation, and
+ends when the agent closes its socket some seconds after the last operation. The session's processes see the
+helper as a process without a parent (ppid 0). Like a Python init, it answers requests with loop.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HelperPlan:
 
 
 def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
-    """Run the helper, from the line after clone(2). fds: its socket, then the namespaces."""
+    """Run the helper; the first code after clone(2). fds: its socket, then the namespaces."""
     status = 1
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -70,8 +70,8 @@ def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
 
 
 def _enter(spaces: list[int], isolated: bool) -> None:
-    """Enter the namespaces. setns(2) to a pid namespace affects children only: a child goes on, this process
-    ends.
+    """Enter the namespaces. setns(2) to a pid namespace affects children only, so a child continues as the
+    helper and this process ends.
     """
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # before a process in there can see this one
     for fd, kind in zip(spaces, _KINDS, strict=True):

@@ -1,5 +1,5 @@
-"""Signals to what a command started: one process, its group, or all of its tree, until nothing is left of
-it.
+"""Signals to the processes of a command: to one process, to its group, or to its whole tree until all of it
+has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ KILL_LIMIT_S = 5.0
 
 
 class Kill:
-    """One tree on its way out: SIGTERM, a grace, then SIGKILL until nothing of it is left."""
+    """The killing of one process tree: SIGTERM, a grace period, then SIGKILL until every process of the tree
+    has ended."""
 
     def __init__(self, number: int, group: int, tag: int) -> None:
         self.number = number
@@ -24,7 +25,7 @@ class Kill:
         self._pause_s = 0.002
 
     def advance(self, now: float) -> bool:
-        """Do what is due at `now`; True once it is over."""
+        """Send the signals that are due at `now`; True once the tree has ended or KILL_LIMIT_S has passed."""
         members = [
             p
             for p in list_processes()
@@ -58,7 +59,7 @@ def send(pid: int, signum: int) -> bool:
         os.kill(pid, signum)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it lives, and is not ours to signal
+    except PermissionError:  # it lives, and this process may not signal it
         pass
     return True
 

@@ -1,8 +1,8 @@
 """The loop of a session's init: reap, spawn commands, report their events, do file operations, freeze and
 kill.
 
-One thread waits in poll(2) on the agent's socket and on the ends of children. Commands start by
-posix_spawn(3), which is a vfork: no Python code runs between fork and exec. With `user` they start by fork
+One thread waits in poll(2) for the agent's socket and for children that end. Commands are started by
+posix_spawn(3), a vfork: no Python code runs between fork and exec. A command with `user` is started by fork
 and exec.
 """
 
@@ -70,23 +70,23 @@ class InitLoop:
     def __init__(
         self, sock: socket.socket, workspace_root: str, oom_score: OomScore, files: OpenFiles | None
     ) -> None:
-        """files: limits of commands; None in a helper, which starts none."""
+        """files: limits of commands; None in a helper, which starts no commands."""
         self._sock = sock
         self._files = files
         self._root = workspace_root
         self._wake = hear_of_children()
-        self._environment: dict[str, str] = {}  # of the last spawn request that had one
+        self._environment: dict[str, str] = {}  # that of the last spawn request with one
         self._tags = ProcessTags()
         self._oom_score = oom_score
         self._commands: dict[str, _Command] = {}  # live, by key
         self._leaders: dict[int, _Command] = {}
-        self._left: dict[str, int] = {}  # ended, with processes left behind: key -> tag
+        self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> tag
         self._kills: list[Kill] = []
-        self._ends: list[int] = []  # requests to answer when no process is left
+        self._ends: list[int] = []  # requests to be answered when no process is left
         self._stopped: set[int] = set()
-        self._workers: dict[int, Worker] = {}  # by the descriptor that each writes to
+        self._workers: dict[int, Worker] = {}  # by the pipe that each writes to
         self._poll = select.poll()
-        self._events = bytearray()  # of this turn, sent in one message
+        self._events = bytearray()  # those of this turn, sent in one message
 
     def serve(self) -> None:
         """Answer until the agent closes its end."""
@@ -115,7 +115,7 @@ class InitLoop:
             self._flush()
 
     def warm_up(self, peer: socket.socket) -> None:
-        """Run the code of a spawn that fails and of an ended command. `peer` is the other end of the
+        """Run the code paths of a failing spawn and of a command's end once. `peer` is the other end of the
         socket.
         """
         environment = {"PATH": "/bin", "TERM": "dumb", "LANG": "C.UTF-8", "HOME": "/"}
@@ -204,7 +204,7 @@ class InitLoop:
             os.close(fd)
 
     def _discard(self, key: str) -> None:
-        """Kill a command whose descriptors could not be sent: the caller gets an error instead."""
+        """Kill a command whose descriptors could not be sent; the caller gets an error."""
         command = self._commands.pop(key)
         del self._leaders[command.pid]
         send_to_group(command.pid, signal.SIGKILL)
@@ -320,8 +320,8 @@ class InitLoop:
         return command is not None and send_to_group(command.pid, signum)
 
     def _reap(self) -> bool:
-        """Reap. Returns True when no process is left: orphans become children of pid 1 (pid_namespaces(7)),
-        and it has none.
+        """Reap ended children. Returns True if no process is left: orphans become children of pid 1
+        (pid_namespaces(7)), so a pid 1 without children is alone.
         """
         empty = False
         while True:
@@ -346,8 +346,8 @@ class InitLoop:
         return empty
 
     def _check(self, *, empty: bool = False) -> None:
-        """Report commands whose leader and group are gone, and advance kills. empty: `_reap` returned True
-        just now.
+        """Report commands whose leader and group have ended, and advance kills. empty: `_reap` has just
+        returned True.
         """
         now = time.monotonic()
         for command in [c for c in self._commands.values() if c.leader_gone and c.due <= now]:
@@ -359,7 +359,7 @@ class InitLoop:
                 self._event("leader_exit", command.key, status=command.status)
             processes = list_processes()
             members = [p for p in processes if p.group == command.pid and p.alive]
-            if not members:  # zombies whose parent left the group and does not reap them
+            if not members:  # only zombies, whose parent left the group and does not reap them
                 self._end(command, processes)
                 continue
             shown = _names(members)
@@ -390,7 +390,7 @@ class InitLoop:
         self._event("group_gone", command.key, left_behind=_names(left), **alone)
 
     def _end_all(self, number: int) -> None:
-        """Send SIGTERM to every other process, stopped ones too. The reply follows when none is left; the
+        """Send SIGTERM to every other process, stopped ones too. The reply is sent when all have ended; the
         agent's wait has a limit.
         """
         self._ends.append(number)
@@ -417,8 +417,8 @@ class InitLoop:
     # Freezing
 
     def _freeze(self) -> None:
-        """SIGSTOP until every process is seen stopped; a process forked on the way is found by the next
-        round.
+        """Send SIGSTOP in rounds until every process is stopped; a process that is forked during a round gets
+        it in the next one.
         """
         already = {p.pid for p in list_processes() if p.state in "Tt"} if not self._stopped else set[int]()
         deadline = time.monotonic() + FREEZE_LIMIT_S
@@ -451,7 +451,8 @@ def _names(processes: list[TaggedProcess]) -> list[dict[str, Any]]:
 
 
 def _undoing(undo: Undo, reply: dict[str, Any]) -> Work:
-    """Run `undo`, then return `reply`; also when it is killed."""
+    """Build a worker's task: report `reply`, so that it is the answer even if the worker is killed, then run
+    `undo`."""
 
     def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         tell(reply)
@@ -463,7 +464,7 @@ def _undoing(undo: Undo, reply: dict[str, Any]) -> Work:
 
 
 def _envelope(error: Exception) -> dict[str, Any]:
-    """An exception as it crosses the socket."""
+    """The JSON form of an exception on the socket."""
     if isinstance(error, LayerStackError):
         error = OperationError(error.kind, error.message, error.details, reason=error.reason)
     elif isinstance(error, OSError):

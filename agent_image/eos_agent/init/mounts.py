@@ -1,14 +1,14 @@
-"""Mount a session's view: the workspace overlay, /proc, terminals, and masks over what it must not see.
+"""Mount a session's view: the workspace overlay, /proc, terminals, and masks over hidden paths.
 
-Two views. `shared` (Docker): root file system and /tmp are the sandbox's own, writable, but for /tmp of a
-session with a network of its own, which is that session's. `read_only` (the local provider, whose root
-machine_view.py makes, and on demand): `/` is read-only, /tmp and /run are private. In both /dev is read-only,
-the store's mounts leave the session's namespace for good, /proc is its own and masked again: a fresh one
-would let uid 0 without any capability write /proc/sys/kernel/core_pattern. /sys is read-only where the
-machine's is, and a new one in a session with a network of its own.
+There are two views. `shared` (Docker): root file system and /tmp are those of the sandbox and writable; a
+session with a network of its own gets its own /tmp. `read_only` (the local provider, whose root
+machine_view.py makes; Docker on request): `/` is read-only, /tmp and /run are the session's own. In both
+views /dev is read-only, the store is unmounted, and /proc is the session's own, with masks: an unmasked /proc
+would let uid 0 without any capability write /proc/sys/kernel/core_pattern. /sys is read-only if the machine's
+is; a session with a network of its own gets a new one.
 
-What is the same for all sessions is mounted once, by `prepare`, in the zygote's own mount namespace, of which
-each session gets a copy.
+Mounts that are the same for all sessions are made once, by `prepare`, in the zygote's own mount namespace.
+Each session gets a copy of that namespace.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ def step(name: str) -> Generator[None]:
 
 
 class MountPlan(NamedTuple):
-    """The result of `prepare`, for all sessions. late: paths to mask once their directory exists, by
-    directory.
+    """The result of `prepare`, valid for all sessions. late: paths to mask once their directory (the key)
+    exists.
     """
 
     workspace_root: str
     local: bool
     late: Mapping[str, Sequence[str]]
     sockets_show: bool
-    """connect(2) to a socket outside the session may succeed in a read-only view: each session masks them one
-    by one.
+    """connect(2) to a socket outside the session may succeed in a read-only view, so that each session masks
+    such sockets one by one.
     """
 
 
@@ -88,7 +88,7 @@ def prepare(
     read-only `/`.
 
     Raises:
-        SetupFailed: no session can be created.
+        SetupFailed: a step failed; no session can be created.
     """
     with step("unshare the mount namespace"):
         syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -113,8 +113,8 @@ def prepare(
 
 
 def _places(paths: Sequence[str]) -> list[str]:
-    """Return the paths and all other places where a mount shows the same directories; deepest first, since a
-    mask hides what is below.
+    """Return the paths and all other paths at which a mount shows the same directories; deepest first, since
+    a mask hides everything below it.
     """
     seen = mountinfo.visible(mountinfo.table())
     found = dict.fromkeys(paths)
@@ -124,12 +124,14 @@ def _places(paths: Sequence[str]) -> list[str]:
 
 
 def prepare_session(mount_plan: MountPlan, *, read_only: bool, own_network: bool, terminals: int) -> None:
-    """Do the mounts of a session's init that need no order, in its copy of the zygote's namespace.
+    """Do the mounts of a session's init that are possible before its order arrives, in its copy of the
+    zygote's namespace.
 
-    own_network: it has a network namespace of its own, which /sys must show. terminals: the most it may have.
+    own_network: the session has a network namespace of its own, which /sys must show. terminals: the most
+    that it may have.
 
     Raises:
-        SetupFailed: it names the step.
+        SetupFailed: names the step.
     """
     if read_only:
         if not mount_plan.local:
@@ -139,7 +141,7 @@ def prepare_session(mount_plan: MountPlan, *, read_only: bool, own_network: bool
         if not mount_plan.local:
             _dev()
         _own_folders("/dev/shm")
-    elif own_network:  # as isolated as its network: what others bind or leave there is theirs
+    elif own_network:  # as isolated as its network: no socket or file of another session is visible there
         _own_folders("/tmp", "/var/tmp", "/dev/shm")
     with step("mount /dev/pts"):
         if os.path.isdir("/dev/pts"):
@@ -157,11 +159,11 @@ def _own_folders(*paths: str) -> None:
 
 
 def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, masked: Iterable[str]) -> None:
-    """Mask what has appeared since the zygote started, with `masked`, and mount the workspace; after
-    `prepare_session`.
+    """After `prepare_session`: mask `masked` and paths that appeared since the zygote started, then mount the
+    workspace.
 
     Raises:
-        SetupFailed: it names the step.
+        SetupFailed: names the step.
     """
     if read_only:
         with step("hide secrets"):
@@ -192,10 +194,10 @@ def listening_sockets() -> list[str]:
 
 
 def detach_below(path: str) -> None:
-    """Unmount every mount at or below `path` in this mount namespace, so that none remains under the mask.
+    """Unmount every mount at or below `path` in this mount namespace, so that no mount remains under the
+    mask.
 
-    A mount from a more privileged namespace is locked (EINVAL, user_namespaces(7)); only the mask hides that
-    one.
+    A mount from a more privileged namespace is locked (EINVAL, user_namespaces(7)): only the mask hides it.
     """
     for point in reversed(_mount_points(path)):
         try:
@@ -206,8 +208,8 @@ def detach_below(path: str) -> None:
 
 
 def hide(path: str, keep: str) -> None:
-    """Mask `path` by an empty read-only directory or file. Directories on the way to the workspace `keep`
-    stay passable.
+    """Mask `path` by an empty read-only directory or file. If the workspace `keep` is below `path`, the
+    directories that lead to it can still be traversed.
     """
     try:
         found = os.lstat(path)
@@ -215,7 +217,7 @@ def hide(path: str, keep: str) -> None:
         FileNotFoundError,
         NotADirectoryError,
         PermissionError,
-    ):  # not reachable by lstat(2), so hidden already
+    ):  # lstat(2) fails, so it is hidden already
         return
     if stat.S_ISLNK(found.st_mode):
         path = os.path.realpath(path)
@@ -268,8 +270,8 @@ def _proc() -> None:
 def _sys() -> None:
     """Mount a /sys of this network namespace: a sysfs shows the namespace that it was mounted in (sysfs(5)).
 
-    In a user namespace in which parts of the old one are masked and locked the kernel refuses it (EPERM); the
-    interfaces are masked there.
+    In a user namespace in which parts of the old /sys are masked and locked, the kernel refuses a new one
+    (EPERM); then the interfaces are masked.
     """
     with step("mount /sys"):
         groups = mountinfo.clone(_CGROUPS, recursive=True) if os.path.isdir(_CGROUPS) else -1
@@ -303,23 +305,23 @@ def _mask_folder(path: str) -> None:
 
 
 def _devpts(most: int) -> None:
-    # the machine's own limit, kernel.pty.max, is one for all
+    # kernel.pty.max, the limit of the machine, is shared by all
     options = f"newinstance,ptmxmode=0666,mode=0620,max={most}"
     try:
         syscalls.mount(
             "devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options + ",gid=5"
         )
     except OSError as error:
-        if error.errno != errno.EINVAL:  # gid 5, tty, has no name in a user namespace of one group
+        if error.errno != errno.EINVAL:  # gid 5, tty, is not mapped in a user namespace of one group
             raise
         syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options)
 
 
 def _dev(*, keep_all: bool = False) -> None:
-    """Mount a read-only /dev of harmless devices with /dev/shm and /dev/pts; with `keep_all` of all that /dev
-    has, its mounts included.
+    """Mount a read-only /dev of harmless devices with /dev/shm and /dev/pts; with `keep_all`, of all devices
+    and mounts that /dev has.
 
-    It is a file system of its own: otherwise a session could replace /dev/null for all.
+    The new /dev is a file system of its own: otherwise a session could replace /dev/null for all sessions.
     """
     with step("mount /dev"):
         if not os.path.isdir("/dev"):
@@ -372,7 +374,8 @@ def _dev(*, keep_all: bool = False) -> None:
 
 
 def _devices(top: str) -> dict[str, os.stat_result]:
-    """Return directories and devices below `top` by relative path, without other file systems."""
+    """Return directories and devices below `top` by relative path; mounts of other file systems are not
+    entered."""
     found: dict[str, os.stat_result] = {}
     here = os.lstat(top).st_dev
     for folder, names, files in os.walk(top):
@@ -388,7 +391,8 @@ def _devices(top: str) -> dict[str, os.stat_result]:
 
 
 def _device(path: str, node: os.stat_result, tree: int) -> None:
-    """Make the device node; without the right to, bind `tree`, a clone of the old one, which is closed."""
+    """Make the device node; without the right to do so, mount `tree`, a clone of the old node. `tree` is
+    closed."""
     try:
         os.mknod(path, node.st_mode, node.st_rdev)
         os.chmod(path, stat.S_IMODE(node.st_mode))
@@ -402,8 +406,8 @@ def _device(path: str, node: os.stat_result, tree: int) -> None:
 
 
 def _run() -> None:
-    """Mount an empty /run: it has engine sockets, D-Bus and ssh-agents. The target of resolv.conf is mounted
-    again.
+    """Mount an empty /run over the machine's, which has the sockets of engines, D-Bus and ssh-agents. The
+    target of resolv.conf is mounted again.
     """
     with step("mount /run"):
         for run in ("/run", "/var/run"):
@@ -420,13 +424,13 @@ def _run() -> None:
 
 
 def mask(paths: Iterable[str], workspace_root: str) -> list[str]:
-    """Mask new paths in a live session. Returns those that failed: a parent of the workspace, or a refused
-    mount.
+    """Mask new paths in a live session. Returns the paths that were not masked: a parent of the workspace, or
+    one whose mount the kernel refused.
     """
     failed: list[str] = []
     for path in paths:
         try:
-            if is_below(workspace_root, path):  # a mask would hide the workspace, which is mounted already
+            if is_below(workspace_root, path):  # a mask would hide the mounted workspace
                 failed.append(path)
             else:
                 _mask(path, workspace_root)
@@ -444,7 +448,7 @@ def _mask(path: str, workspace_root: str) -> None:
         FileNotFoundError,
         NotADirectoryError,
         PermissionError,
-    ):  # not reachable for any process of this user
+    ):  # no process of this user can open it
         return
     if stat.S_ISDIR(found.st_mode):
         hide(path, workspace_root)

@@ -1,6 +1,6 @@
-"""The native init (init.c, ADR 0042): find the program, execute it, send it its order.
+"""The native init (init.c, ADR 0042): find the program, execute it, send the order to it.
 
-Without the program, or where it cannot be executed, loop.py does the same in Python.
+If the program is missing or cannot be executed, loop.py does the same work in Python.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EXECUTE_LIMIT_MS = 10_000
 
 
 def find() -> str | None:
-    """Path of the program beside this file; None when no compiler made it."""
+    """Path of the program, in the directory of this file; None if it was not compiled."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), NAME)
     return path if os.access(path, os.X_OK) else None
 
 
 def open_program(path: str | None) -> int:
-    """Open the program for fexecve(3), since its file is masked in a session; -1 when there is none."""
+    """Open the program for fexecve(3), since its file is masked in a session; -1 without a program."""
     if path is None:
         return -1
     try:
@@ -45,7 +45,7 @@ def open_program(path: str | None) -> int:
 
 
 def become(program_fd: int, control_fd: int) -> NoReturn:
-    """Execute the program, with `control_fd` as its descriptor 3 and nothing else but 0, 1 and 2.
+    """Execute the program. It gets `control_fd` as descriptor 3, and 0, 1 and 2; all others are closed.
 
     Raises:
         OSError: execve(2) failed; this process is unchanged.
@@ -58,8 +58,8 @@ def become(program_fd: int, control_fd: int) -> NoReturn:
 
 
 NETLINK, INOTIFY = b"n", b"i"
-"""Descriptors that a spare sends before it executes the program: a netlink socket of its network, the inotify
-listener.
+"""Tags of the descriptors that a spare sends before it executes the program: a netlink socket of its network,
+the inotify listener.
 """
 
 
@@ -69,15 +69,15 @@ def hand_over(control: socket.socket, what: bytes, fd: int) -> None:
 
 
 def await_executed(control: socket.socket) -> tuple[bool, dict[bytes, int]]:
-    """Wait until the program is executed. Returns True if it is, and the descriptors that were sent; the
-    caller owns them.
+    """Wait until the program is executed. Returns True if it is (False if the spare ended or hangs), and the
+    descriptors that were sent, which the caller owns.
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
     fds: dict[bytes, int] = {}
     try:
         while poll.poll(EXECUTE_LIMIT_MS):
-            raw, some = frames.receive(control)  # never beyond a byte that carries a descriptor
+            raw, some = frames.receive(control)  # recvmsg(2) never reads past a byte with descriptors
             fds.update((raw[-1:], fd) for fd in some)
             if EXECUTED in raw:
                 return True, fds

@@ -1,7 +1,7 @@
 """Set up a session's init after its clone: mounts, network, hardening; then run loop.py or become the native
 init.
 
-Everything is imported before the store is masked: afterwards no module file can be opened.
+All modules are imported before the store is masked: afterwards no module file can be opened.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class InitPlan(NamedTuple):
     files: OpenFiles
     cgroup: str = ""
     program_fd: int = -1
-    """Descriptor of the native init program, or -1: this process is init then."""
+    """Descriptor of the native init program; -1 makes this process init."""
 
     def program(self) -> tuple[int, ...]:
         """The descriptor of the native init program, if any."""
         return () if self.program_fd < 0 else (self.program_fd,)
 
     def join(self) -> None:
-        """Enter the session's cgroup; first, so that all later allocations and processes are the
-        session's.
+        """Enter the session's cgroup. This is the first step, so that all later allocations and processes
+        count for the session.
         """
         with mounts.step("join the cgroup"):
             self.groups.join(self.cgroup)
 
 
 class Order(NamedTuple):
-    """Values that are known only when a session is created. The receiver owns the descriptors.
+    """Values that are not known before a session is created. The receiver owns the descriptors.
 
     masked: paths of unix sockets and directories to mask. network_fd: pipe on which the zygote reports that
     the network of an isolated session is connected.
@@ -67,7 +67,7 @@ class Order(NamedTuple):
 
 
 def main(plan: InitPlan, order: Order) -> NoReturn:
-    """Run a session's init, from the line after clone(2)."""
+    """Run a session's init; the first code after clone(2)."""
     status = 1
     try:
         failure: mounts.SetupFailed | None = None
@@ -94,10 +94,10 @@ def main(plan: InitPlan, order: Order) -> NoReturn:
 
 
 def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
-    """Run a spare init: do all that is the same for each session, then wait for the order.
+    """Run a spare init: do the part of the set-up that is the same for each session, then wait for the order.
 
-    It ends when the zygote closes the other end of `control_fd`, or when its set-up fails: the zygote then
-    clones an init for the session, which meets the same failure and reports it.
+    The spare ends when the zygote closes the other end of `control_fd`, or when its set-up fails. After a
+    failure the zygote clones an init for the next session, and that init reports the failure.
     """
     status = 1
     try:
@@ -132,11 +132,10 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
 
 
 def _warm_up(plan: InitPlan) -> None:
-    """Run once, without effect, the code that the order and the first command will run.
+    """Run, once and without effect, the code that the order and the first command will run.
 
-    A page shared with the zygote is copied when it is first written to, and an interpreter writes to every
-    object that it touches (reference counts): some 300 pages at 3 µs each, paid before a request waits for
-    them.
+    A page shared with the zygote is copied at the first write, and an interpreter writes to every object that
+    it uses (reference counts). This copies some 300 pages, at 3 µs each, before a request waits for them.
     """
     with contextlib.suppress(OSError, OperationError):
         rules = ruleset(plan)
@@ -149,7 +148,7 @@ def _warm_up(plan: InitPlan) -> None:
 
 
 def _order(control_fd: int) -> frames.Frame | None:
-    """Wait for the order: one frame, or None when the zygote has ended."""
+    """Wait for the order and return its frame; None if the zygote has ended."""
     decoder = frames.FrameDecoder()
     control = socket.socket(fileno=control_fd)
     while True:
@@ -158,7 +157,7 @@ def _order(control_fd: int) -> frames.Frame | None:
             return None
         received = decoder.feed(raw, fds)
         if received:
-            control.detach()  # its number is given to the session's socket next
+            control.detach()  # the session's socket gets its number next
             return received[0]
 
 
@@ -171,9 +170,9 @@ def _live(plan: InitPlan, order: Order, failure: mounts.SetupFailed | None) -> i
             raise failure
         address = _enter(plan, order)
         if plan.program_fd >= 0:
-            with contextlib.suppress(OSError):  # it cannot be executed: this process stays init
+            with contextlib.suppress(OSError):  # the program cannot be executed: this process stays init
                 _become(plan, order.sock_fd, address)
-        oom_score = OomScore(plan.scores)  # its file cannot be opened by a process that is not dumpable
+        oom_score = OomScore(plan.scores)  # opens a file that a process which is not dumpable cannot open
         _harden(plan)
     except mounts.SetupFailed as failed:
         frames.send(
@@ -194,7 +193,7 @@ def _install_inotify_limit(sock: socket.socket) -> None:
 
 
 def _namespaces() -> dict[str, str]:
-    """Names of its pid and mnt namespace; no other process may read them once it is not dumpable."""
+    """Names of init's pid and mnt namespace; no other process can read them once init is not dumpable."""
     found: dict[str, str] = {}
     for name in ("pid", "mnt"):
         with contextlib.suppress(OSError):
@@ -203,7 +202,7 @@ def _namespaces() -> dict[str, str]:
 
 
 def keep(*wanted: int) -> tuple[int, ...]:
-    """Close every inherited descriptor but these, which become 3, 4, ...
+    """Close every inherited descriptor except `wanted`, which become 3, 4, ...
 
     A copy of another session's socket would keep that session alive.
     """
@@ -216,7 +215,7 @@ def keep(*wanted: int) -> tuple[int, ...]:
 
 
 def _prepare(plan: InitPlan) -> None:
-    """Do the part of the set-up that needs no order. From here on this process dies with the zygote."""
+    """Do the part of the set-up that needs no order. From this call on the process dies with the zygote."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.umask(0o022)
     signal.set_wakeup_fd(-1)
@@ -232,7 +231,7 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
     """Execute the native init, which hardens itself.
 
     Raises:
-        OSError: it cannot be executed; this process is as it was.
+        OSError: the program cannot be executed; this process is unchanged.
     """
     with mounts.step("harden"):
         os.chdir("/")
@@ -260,8 +259,8 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
 
 
 def ruleset(plan: InitPlan) -> int:
-    """Make the Landlock ruleset for the mounts of this namespace, not in force yet; -1 when none is
-    needed.
+    """Make the Landlock ruleset for the mounts of this namespace, not in force yet; -1 if the session needs
+    no ruleset.
     """
     landlock = plan.hardening.landlock
     return (
@@ -272,8 +271,8 @@ def ruleset(plan: InitPlan) -> int:
 
 
 def _enter(plan: InitPlan, order: Order) -> str | None:
-    """Mount the session's own part and wait for its network. Returns the address of an isolated session, if
-    any.
+    """Do the session's own mounts and wait for its network. Returns the address of an isolated session; None
+    without an address.
     """
     mounts.enter_session(plan.mount_plan, order.mount_fd, read_only=plan.read_only, masked=order.masked)
     address: str | None = None
@@ -288,11 +287,11 @@ def _harden(plan: InitPlan) -> None:
         os.chdir("/")
         writable = mounts.writable_folders(plan.mount_plan.workspace_root) if plan.read_only else None
         plan.hardening.apply(writable, own_network=plan.isolated)
-        os.dup2(0, 2)  # 0 and 1 are /dev/null since the zygote
+        os.dup2(0, 2)  # the zygote has opened /dev/null as 0 and 1
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(
                 signum, signal.SIG_DFL
-            )  # pid 1 ignores them then (pid_namespaces(7)); SIGHUP stays ignored for spawn.start
+            )  # SIG_DFL: pid 1 then ignores them (pid_namespaces(7)); SIGHUP stays ignored for spawn.start
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
         syscalls.prctl(
             syscalls.PR_SET_PDEATHSIG, signal.SIGKILL

@@ -28,8 +28,8 @@ _SIGNALS_BUT_HUP = [s for s in _SIGNALS if s != signal.SIGHUP]
 
 
 def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], list[int], list[Action]]:
-    """Names and descriptors that go to the agent, those that the child gets, and the file actions of
-    posix_spawn.
+    """Open the terminal or pipes of a command. Returns names and descriptors of the agent's ends, the child's
+    ends, and the file actions for posix_spawn.
     """
     if tty:
         try:
@@ -76,7 +76,7 @@ def _terminal() -> tuple[list[str], list[int], list[int], list[Action]]:
         f"/dev/pts/{number}",
         os.O_RDWR,
         0,
-    )  # the leader's open makes it the controlling terminal
+    )  # it becomes the controlling terminal when the leader opens it
     return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
 
 
@@ -90,15 +90,15 @@ def start(
     uid: int | None,
     files: OpenFiles | None,
 ) -> int:
-    """Start `program` as the leader of a new session, in the present working directory, with default signals.
-    Returns its pid.
+    """Start `program` as the leader of a new session (setsid(2)), in the present working directory, with
+    default signals. Returns its pid.
 
-    On a terminal SIGHUP stays ignored, as under nohup(1): when a session leader ends, the kernel hangs up on
-    the foreground group of its terminal (disassociate_ctty, drivers/tty/tty_jobctrl.c), and that is where a
-    shell without job control leaves its `cmd &`.
+    On a terminal SIGHUP stays ignored, as under nohup(1): when a session leader ends, the kernel sends SIGHUP
+    to the foreground group of its terminal (disassociate_ctty, drivers/tty/tty_jobctrl.c), and a shell
+    without job control leaves its `cmd &` in that group.
 
     Raises:
-        OSError: of execve(2) or of a file action; nothing runs then.
+        OSError: execve(2) or a file action failed; no process was started.
     """
     defaults = _SIGNALS_BUT_HUP if tty else _SIGNALS
     if uid is None:
@@ -184,8 +184,8 @@ def cwd_not_found(cwd: str, error: OSError) -> OperationError:
 
 
 def too_many_in_flight() -> OperationError:
-    """Programs of this user left so many descriptors lying in unix sockets that the kernel takes no more; the
-    command was not run, or was killed.
+    """The error when programs of this user have left so many descriptors unreceived in unix sockets that the
+    kernel accepts no more. The command was not run, or was killed.
     """
     details = {
         "errno": "ETOOMANYREFS",

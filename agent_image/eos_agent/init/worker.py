@@ -1,8 +1,9 @@
-"""Run a file operation in a child of init: a long one blocks nothing else, and one that hangs can be killed.
+"""Run a file operation in a child of init, so that a long operation does not block init and a hanging one can
+be killed.
 
-The child is a fork of the single-threaded init, hardened and not dumpable like it. It writes frames into a
-pipe and ends. The last frame is the reply, which init passes on; a frame before it is the reply in case the
-child is killed. Other processes of the session may kill it, as they may kill each other.
+The child is a fork of the single-threaded init, hardened and not dumpable like init. It writes frames into a
+pipe and ends. The last frame is the reply, which init forwards; an earlier frame is the reply if the child is
+killed after it. Processes of the session may kill the child, as they may kill each other.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ Undo = Callable[[], None]
 
 
 class Worker:
-    """One operation in progress. `fd` becomes readable when the child has written a frame or ended; `close`
-    closes it.
+    """One operation in progress. `fd` becomes readable when the child has written a frame or has ended;
+    `close` closes `fd`.
     """
 
     def __init__(self, number: int, work: Work, limit_s: float | None, undo: Undo | None = None) -> None:
-        """Fork.
+        """Fork the child.
 
         Args:
             work: runs in the child and returns the reply to request `number`, without its id. A reply that it
-                passes to its callback stands in when the child is killed.
+                passes to its callback is used if the child is killed after that.
             limit_s: seconds after which the child is killed; None for work that must finish.
-            undo: run in another child when this one was killed.
+            undo: run in another child if this one was killed.
         Raises:
             OSError: fork(2) or pipe2(2) failed.
         """
@@ -58,8 +59,8 @@ class Worker:
             _live(writable, work)
 
     def read(self) -> dict[str, Any] | None:
-        """Read what the child wrote. Returns the reply when the child has ended (an error if it wrote none),
-        else None.
+        """Read the frames that the child has written. Returns None while the child runs, then the reply, or
+        an error if it wrote no reply.
         """
         raw = os.read(self.fd, READ_BYTES)
         if raw:
@@ -77,7 +78,7 @@ class Worker:
         return _failed("its process was killed", "operation_killed")
 
     def expire(self, now: float) -> None:
-        """Kill the child when its limit has passed."""
+        """Kill the child if its time limit has passed."""
         if self.due is not None and self.due <= now:
             self.due = None
             self._killed = True
@@ -96,9 +97,7 @@ def _failed(why: str, reason: str) -> dict[str, Any]:
 
 
 def _live(writable: int, work: Work) -> None:
-    """Run the child. It keeps none of init's descriptors: a copy of the socket would keep the session
-    alive.
-    """
+    """Run the child. It closes init's descriptors: a copy of the socket would keep the session alive."""
     try:
         os.dup2(writable, 3, inheritable=False)
         syscalls.close_range(4)

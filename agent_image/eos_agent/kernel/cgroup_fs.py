@@ -1,7 +1,8 @@
-"""The cgroup hierarchies of this kernel, version 2 (named "") and version 1: our place in them, files,
-removal.
+"""The cgroup hierarchies of this kernel, version 2 (named "") and version 1: our path in each, reading and
+writing their files, removal of cgroups.
 
-As root we use detached mounts of our own, since an engine mounts them read-only. cgroups(7), fsmount(2).
+Root uses detached mounts of its own, since an engine mounts the hierarchies read-only. cgroups(7),
+fsmount(2).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def root_of(hierarchy: str) -> int:
 
 
 def _detached(hierarchy: str) -> int:
-    """Mount a hierarchy detached. Only existing version 1 hierarchies: a new one would take controllers from
-    version 2."""
+    """Mount a hierarchy detached. Of version 1 only an existing hierarchy is mounted: a new one would take
+    controllers from version 2."""
     context = syscalls.fsopen("cgroup" if hierarchy else "cgroup2")
     try:
         for name in hierarchy.split(",") if hierarchy else ():
@@ -76,7 +77,7 @@ def remove_tree(dir_fd: int, path: str) -> bool:
     """Kill all processes in and below a cgroup and remove it; return whether it existed.
 
     Raises:
-        OSError: EBUSY, a process in it does not end.
+        OSError: EBUSY, a process in the cgroup does not end.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)

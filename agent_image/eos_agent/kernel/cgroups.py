@@ -4,10 +4,10 @@ session.
     <cgroup of the agent>/<sandbox>-<hash>.<start>/    limits for all sessions together ("workload")
                                                s7/     one session: its init and all its descendants
 
-Version 2, if mounted, freezes and kills, and limits what its controllers can; version 1 limits the rest. As
-root we use detached mounts of our own, since an engine mounts the hierarchies read-only. An ordinary user has
-the cgroups that were delegated to it. cgroups(7); the kernel's cgroup-v2.rst, cgroup-v1/{memory,pids}.rst,
-sched-bwc.rst; ADR 0023.
+Version 2, if mounted, freezes and kills, and sets the limits for which it has controllers; version 1 sets the
+others. Root uses detached mounts of its own, since an engine mounts the hierarchies read-only. An ordinary
+user has the cgroups that were delegated to this user. cgroups(7); the kernel's cgroup-v2.rst,
+cgroup-v1/{memory,pids}.rst, sched-bwc.rst; ADR 0023.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ APPLIED, UNPROFILED, UNSUPPORTED, NOT_CONFIGURED = (
     "not_configured",
 )
 OWN_PIDS = 8
-"""Processes allowed beyond a session's limit: its init and the helpers of file operations."""
-# 6: SCHED_DEADLINE. SCHED_RESET_ON_FORK changes the number, and no child inherits the class
+"""Processes allowed in addition to a session's limit: its init and the helpers of file operations."""
+# 6: SCHED_DEADLINE. With SCHED_RESET_ON_FORK the number differs, and no child inherits the class
 REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR, 6)
 CONTROL_LEAF = "eos-control"
 ZYGOTE_LEAF = "zygote"
@@ -106,7 +106,7 @@ class Groups:
         """Make the cgroup of a session, with its limits; return its name, "" without cgroups.
 
         Raises:
-            OSError: the kernel refused; the cgroup was removed again.
+            OSError: the kernel refused; what was made of the cgroup has been removed.
         """
         if not self.parts:
             return ""
@@ -132,8 +132,8 @@ class Groups:
         """Move the calling process, the zygote, under the memory limit of all sessions (version 1 only).
 
         Pages copied at each fork and kernel memory of a new session then count for the sessions, not for the
-        agent. In version 2 the zygote would share their limits of CPU time and processes too, so it stays
-        where it is.
+        agent. In version 2 the zygote would share their limits of CPU time and processes too, so it is not
+        moved.
         """
         for part in self.parts:
             if part.hierarchy == "memory" and part.controllers:
@@ -169,7 +169,7 @@ class Groups:
         fsync.write_file(path, json.dumps({"format": 1, "folders": where}).encode() + b"\n", mode=0o600)
 
     def close(self) -> None:
-        """Kill what is left in the cgroups of sessions and remove all of them."""
+        """Kill the processes left in the cgroups of sessions and remove all these cgroups."""
         for part in self.parts:
             if part.parent_fd >= 0:
                 with contextlib.suppress(OSError):
@@ -190,8 +190,8 @@ def open_groups(
 
     Args:
         store: the layer stack's path; with the id it makes the name unique on this machine.
-        wanted: None without limits; `why_none` is the reason if that was decided.
-        whole: our cgroup is the container's own, so we may move all its processes (version 2 allows no
+        wanted: the limits; None sets none, and `why_none` has the reason if there is one.
+        whole: our cgroup is the container's own, so all its processes may be moved (version 2 allows no
             processes in a cgroup that has child cgroups with controllers).
     """
     name = f"{folder_name(sandbox_id, store)}.{secrets.token_hex(4)}"
@@ -224,10 +224,10 @@ def open_groups(
 
 
 def _keep_for_the_agent(groups: Groups, wanted: Wanted) -> None:
-    """Protect, in version 2, the rest of the container's memory, which sessions may not use, from reclaim."""
+    """Protect from reclaim, in version 2, the memory of the container that sessions may not use."""
     part, most = groups.unified, wanted.workload.memory_max_bytes
     if part is not None and "memory" in part.controllers and most is not None:
-        with contextlib.suppress(OSError, ValueError):  # without a limit of the container there is no rest
+        with contextlib.suppress(OSError, ValueError):  # a container without a limit has no such memory
             write(
                 part.parent_fd,
                 f"{CONTROL_LEAF}/memory.min",
@@ -236,7 +236,8 @@ def _keep_for_the_agent(groups: Groups, wanted: Wanted) -> None:
 
 
 def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
-    """Set the limits of all sessions, try those of one session, and record which the kernel accepted."""
+    """Set the limits of all sessions, try those of a single session, and record which of them the kernel
+    accepted."""
     _leave_out_what_real_time_may_not_join(groups, missing)
     for number, part in enumerate(groups.parts):
         good: list[str] = []
@@ -270,9 +271,9 @@ def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
 def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, str]) -> None:
     """Leave controllers out that a process of real-time priority cannot join.
 
-    With CONFIG_RT_GROUP_SCHED such a process gets EINVAL from a cgroup without a real-time share, which a new
-    one lacks, and sessions would inherit our priority. Tried for such a priority only, since joining may take
-    long.
+    With CONFIG_RT_GROUP_SCHED such a process gets EINVAL when it joins a cgroup without a real-time share. A
+    new cgroup has no share, and sessions would inherit our priority. A join is tried only if we have such a
+    priority, since it may take long.
     """
     if os.sched_getscheduler(0) not in REAL_TIME:
         return
@@ -289,7 +290,7 @@ def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, st
 
 
 def _refuses(part: CgroupPart) -> int:
-    """Let a child join a cgroup of a session; return its errno, or 0."""
+    """Let a child process join a cgroup of a session; return the errno of the attempt, or 0."""
     os.mkdir("try", dir_fd=part.fd)
     try:
         pid = os.fork()
@@ -331,7 +332,7 @@ def _limit(part: CgroupPart, controller: str, leaf: str, limits: Limits) -> None
             write(part.fd, f"{leaf}/cpu.max", f"{quota} {PERIOD_US}")
 
 
-# Our cgroup, and the places where ours can be made
+# Our cgroup, and its possible parents
 
 
 def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], whole: bool) -> CgroupPart:
@@ -361,9 +362,9 @@ def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], who
 def _places(
     root: int, own: str, controllers: tuple[str, ...], whole: bool
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Candidates of version 2 for the parent of our cgroup: our own if we are alone in it, else the nearest
-    one above, else our own if it was delegated to this user. The next one is requested if the last was not
-    writable."""
+    """Yield candidates of version 2 for the parent of our cgroup: the agent's present one if no other process
+    is in it, else the nearest cgroup above it whose children have controllers, else the present one if it was
+    delegated to this user. The caller asks for the next candidate if the last was not writable."""
     start = own
     here = descend(root, own)
     try:
@@ -404,8 +405,8 @@ def _give(here: int, offered: list[str]) -> None:
 
 
 def _make_room(fd: int) -> None:
-    """Move the processes of a cgroup into a child: only then its children may have controllers
-    (cgroup-v2.rst)."""
+    """Move the processes of a cgroup into a child cgroup, since only children of a cgroup without processes
+    may have controllers (cgroup-v2.rst)."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(CONTROL_LEAF, dir_fd=fd)
     for _ in range(16):
@@ -435,7 +436,7 @@ def folder_name(sandbox_id: str, store: str) -> str:
 def reap(record: str, sandbox_id: str, store: str, *, but: Groups | None = None) -> int:
     """Kill and remove the cgroups of earlier agents of this store; return their number.
 
-    The caller holds the lock of the store, so none of these agents lives.
+    The caller holds the lock of the store, so all these agents have ended.
     """
     base = folder_name(sandbox_id, store)
     own = {(part.hierarchy, part.path) for part in but.parts} if but is not None else set[tuple[str, str]]()

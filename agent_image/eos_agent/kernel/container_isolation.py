@@ -1,14 +1,15 @@
-"""Isolate containers of one engine from each other: of their shared network, routes keep only the gateway.
+"""Isolate the containers of one engine from each other: only the gateway of their shared network keeps a
+route.
 
     172.17.0.0/16 dev eth0   ->   172.17.0.1 dev eth0, unreachable 172.17.0.0/16
 
 The IPv6 networks fd00::/64 and fe80::/64 likewise.
 
-A container neither answers nor connects to addresses there, whichever side begins. Packets from there (bound
-to the interface by their sender, broadcast, multicast) have no return route, and the kernel drops them for
-IPv4 (rp_filter). IPv6 has no such filter: a datagram bound to the interface arrives, but is not answered. All
-other networks, and the host with its published ports, are still reached through the gateway. Sessions lack
-CAP_NET_ADMIN, so they cannot undo it. ADR 0039, 0059.
+A container neither connects to addresses of these networks nor answers them. A packet from there (bound to
+the interface by its sender, broadcast, multicast) has no return route; IPv4 drops it (rp_filter). IPv6 has no
+such filter: a datagram bound to the interface arrives, but is not answered. All other networks, and the host
+with its published ports, remain reachable through the gateway. Sessions cannot change the routes, since they
+lack CAP_NET_ADMIN. ADR 0039, 0059.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY = 1, 4, 5, 6
 _UNICAST, _UNREACHABLE = 1, 7
 _MAIN, _STATIC, _SCOPE_UNIVERSE, _SCOPE_LINK = 254, 4, 0, 253
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_ONLY_FROM_WHERE_IT_GOES = nested(  # strict mode: drop packets whose source has another route, or none
+_ONLY_FROM_WHERE_IT_GOES = nested(  # strict: drop a packet if its source's route is elsewhere or missing
     netlink.IFLA_AF_SPEC,
     nested(socket.AF_INET, nested(netlink.IFLA_INET_CONF, number(netlink.IPV4_DEVCONF_RP_FILTER, 1))),
 )
@@ -44,8 +45,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class KernelRoute(NamedTuple):
-    """A unicast route of the main table; gateway None: the network is on the link. The lowest metric of a
-    network counts."""
+    """A unicast route of the main table; gateway None: the network is on the link. Of several routes to a
+    network the one with the lowest metric counts."""
 
     to: Network
     link: int
@@ -54,11 +55,11 @@ class KernelRoute(NamedTuple):
 
 
 def leave_neighbours(record: str) -> None:
-    """Isolate this container; called at the start of its agent. Failures are logged; each port still needs
-    its token.
+    """Isolate this container; called at the start of its agent. Failures are logged: every port still
+    requires the token.
 
     Args:
-        record: file, out of reach of sessions, with the name servers of the first start. Sessions may write
+        record: file that sessions cannot access, with the name servers of the first start. Sessions may write
             to /etc/resolv.conf, and a neighbour added there as name server would stay reachable.
     """
     try:
@@ -73,7 +74,8 @@ def leave_neighbours(record: str) -> None:
 
 
 def _first_nameservers(record: str) -> list[Address]:
-    """Read the name servers of the record, or make it. A record that cannot be read counts as empty."""
+    """Read the name servers of the record, or make the record. A record that cannot be read counts as
+    empty."""
     if not os.path.lexists(record):
         found = nameservers()
         fsync.write_file(
@@ -91,12 +93,12 @@ def _first_nameservers(record: str) -> list[Address]:
 
 
 def cut_off(connection: Netlink, kept: Iterable[Address] = ()) -> list[Network]:
-    """Make the networks of our gateways unreachable, except the gateways and `kept`, and so the link-local
-    networks of the same links. Returns those networks.
+    """Make the networks of our gateways and the link-local networks of the same links unreachable, except for
+    the gateways and `kept`. Returns these networks.
 
     Raises:
-        OSError: the kernel refused; only some networks may be cut off, and none is more reachable than
-            before.
+        OSError: the kernel refused; some networks may be unreachable already, and no address is more
+            reachable than before.
     """
     kept = list(kept)
     done: list[Network] = []
@@ -122,8 +124,7 @@ def cut_off(connection: Netlink, kept: Iterable[Address] = ()) -> list[Network]:
 
 
 def nameservers(path: str = RESOLV_CONF) -> list[Address]:
-    """List name servers without link-local ones. A slirp network has its own name server beside the
-    gateway."""
+    """List the name servers of resolv.conf. A slirp network has a name server that is not its gateway."""
     found: list[Address] = []
     for line in read_lines(path, RESOLV_CONF_BYTES):
         words = line.split()

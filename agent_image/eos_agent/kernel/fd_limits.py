@@ -1,9 +1,9 @@
 """Limits of descriptors per process, which also limit descriptors in flight through unix sockets.
 
 The kernel counts descriptors in flight (unix(7), SCM_RIGHTS) per user, over all sandboxes, sessions and
-programs of that user, and refuses a sender (ETOOMANYREFS) without CAP_SYS_ADMIN if they are more than its own
-RLIMIT_NOFILE. A command that leaves many descriptors in a socket would thus keep every init from passing on
-the output of a command. So agent, zygote and init have a higher limit than commands.
+programs of that user. If the count exceeds the RLIMIT_NOFILE of a sender without CAP_SYS_ADMIN, the sender
+gets ETOOMANYREFS. A command that leaves many descriptors in a socket could thus keep every init from sending
+the output of a command to the agent. So agent, zygote and init have a higher limit than commands.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def take_all() -> None:
 
 
 def divide(most: int) -> OpenFiles:
-    """Split the limit: this process and its forks keep a margin above the limit of commands, which is at most
-    `most`."""
+    """Split the limit: return the limit of commands, at most `most`; this process and its forks keep a margin
+    above it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     own = most + MORE if hard == unlimited else min(most + MORE, hard)
@@ -45,10 +45,10 @@ def divide(most: int) -> OpenFiles:
 
 @contextlib.contextmanager
 def for_a_command(files: OpenFiles | None) -> Generator[list[int]]:
-    """Give a child started in the block the limits of a command (None: no change).
+    """Give a child started in the block the limits of a command (None: leave them unchanged).
 
-    The soft limit is inherited; the hard one is set on exit for the pid that the block put into the list,
-    since posix_spawn(3) cannot set limits.
+    The child inherits the soft limit. posix_spawn(3) cannot set limits, so on exit the hard one is set for
+    the pid that the block put into the list.
     """
     pids: list[int] = []
     if files is None:

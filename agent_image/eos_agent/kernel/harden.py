@@ -144,12 +144,12 @@ def denied_calls(machine: str = syscalls.MACHINE) -> dict[str, int]:
 def _only_families(machine: str, *, raw_sockets: bool) -> list[bytes]:
     """Allow sockets of SOCKET_FAMILIES only; another family fails as on a kernel without it.
 
-    AF_VSOCK reaches the machine's host and its other guests from any network namespace; other families do so
-    too, or are rarely used kernel code.
+    AF_VSOCK connects to the machine's host and its other guests from any network namespace. The other
+    families do that too, or are rarely used kernel code.
 
-    raw_sockets: allow packet sockets and all raw ones; else only the raw sockets of ping, since others can
-    read the traffic of the shared network, which has the agent's token in the gateway's requests over TCP
-    (ADR 0026).
+    raw_sockets: allow packet sockets and all raw sockets; else only the raw sockets of ping. Other raw
+    sockets can read the traffic of the shared network, where the gateway's requests over TCP carry the
+    agent's token (ADR 0026).
     """
     deny, allow, unknown = (
         _op(_RETURN, 0, 0, k) for k in (_errno(errno.EPERM), _ALLOW, _errno(errno.EAFNOSUPPORT))
@@ -179,14 +179,15 @@ def _only_families(machine: str, *, raw_sockets: bool) -> list[bytes]:
 
 
 def seccomp_program(machine: str = syscalls.MACHINE, *, raw_sockets: bool = False) -> bytes:
-    """The BPF program of a session. raw_sockets: it has its own network and may read every packet of it.
+    """Build the BPF program of a session. raw_sockets: the session has its own network and may read every
+    packet of it.
 
-    Calls of another architecture get EPERM; x32 calls kill the process; clone3 gets ENOSYS, since a filter
-    cannot read its flags in memory: libc falls back to clone, which gets EPERM for any namespace flag; mknod
-    of devices gets EPERM.
+    Calls of another architecture get EPERM; x32 calls kill the process. clone3 gets ENOSYS, since a filter
+    cannot read its flags in memory, and libc falls back to clone. clone with a namespace flag and mknod of a
+    device get EPERM.
 
     Raises:
-        OSError: ENOSYS, system call numbers of this machine are unknown.
+        OSError: ENOSYS, the system call numbers of this architecture are unknown.
     """
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"seccomp: no system call numbers known for {machine}")
@@ -303,11 +304,11 @@ class Hardening(NamedTuple):
 
     @staticmethod
     def prepare() -> Hardening:
-        """Shrink the bounding set of the zygote and set no_new_privs, which sessions inherit; its own
-        capabilities stay.
+        """Shrink the bounding set of the zygote and set no_new_privs, which sessions inherit; the zygote
+        keeps its own capabilities.
 
         Raises:
-            OSError: the kernel lacks seccomp or refuses; sessions cannot be made then.
+            OSError: the kernel lacks seccomp or refuses; without it no session can be made.
         """
         keep = permitted_capabilities() & sum(1 << number for number in CAP_NUMBERS.values())
         shrink_bounding_set(keep)
@@ -315,9 +316,10 @@ class Hardening(NamedTuple):
         return Hardening(keep, seccomp_program(), seccomp_program(raw_sockets=True), Landlock.probe())
 
     def apply(self, writable: Sequence[str] | None, *, own_network: bool) -> None:
-        """Restrict the init of a session, as its last step: it cannot mount afterwards.
+        """Restrict the init of a session. This is the last step of its set-up, since it cannot mount
+        afterwards.
 
-        writable: the only directories to write below, or None.
+        writable: the directories to which writes are confined; None: no confinement.
         """
         if writable is not None:
             self.landlock.restrict(writable)

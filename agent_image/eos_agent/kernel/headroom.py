@@ -1,9 +1,10 @@
-"""Check memory and number of processes before a session is made, so that it does not cost another session.
+"""Check memory and number of processes before a session is made, so that it does not take them from another
+session.
 
-The check reads every limit of the sessions: the one of all of them together, those of the agent's cgroup and
-of the cgroups above it (a container's), and the free memory of the machine. Reclaimable memory counts as free
-(file pages, in version 2 also kernel memory); before a refusal the kernel is asked to reclaim it.
-cgroup-v2.rst, cgroup-v1/memory.rst; proc(5), MemAvailable.
+The check reads every limit that applies to sessions: that of all sessions together, those of the agent's
+cgroup and of the cgroups above it (a container's), and the free memory of the machine. Reclaimable memory
+(file pages, in version 2 also kernel memory) counts as free; before a refusal the kernel is asked to reclaim
+it. cgroup-v2.rst, cgroup-v1/memory.rst; proc(5), MemAvailable.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from eos_agent.kernel.cgroups import Groups
 from eos_agent.wire.protocol import SERVER_BUSY, OperationError
 
 SESSION_BYTES = 3 << 20
-"""Memory of a session with its first command, in its cgroup and the zygote's: 2.6 MB measured, 0.25 of it
-kernel's."""
+"""Memory of a session with its first command, in its cgroup and the zygote's: 2.6 MB measured, of which 0.25
+MB are kernel memory."""
 COMMANDS_BYTES = 16 << 20
 """Memory left for commands of the existing sessions."""
 FIRST_COMMAND_BYTES = 128 << 10
-"""Growth of a session with its first command; reserved for sessions that ran none yet."""
+"""Growth of a session with its first command; reserved for each session without a command so far."""
 SESSION_PIDS = 8
 """Processes of a new session: its init and a small command."""
 RECLAIM_EVERY_S = 1.0
@@ -91,7 +92,7 @@ class Headroom:
     """The limits found by `open_headroom`. Methods may be called from any thread, one at a time."""
 
     def __init__(self, levels: list[_Memory], pids: list[tuple[int, int]], session_bytes: int) -> None:
-        self._levels, self._pids = levels, pids  # of `pids`: descriptors of pids.current and of its directory
+        self._levels, self._pids = levels, pids  # pids: descriptors of pids.current and of its directory
         self.session_bytes = session_bytes
         self._reclaimed = -RECLAIM_EVERY_S
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -107,11 +108,12 @@ class Headroom:
         self._levels, self._pids = [], []
 
     def needed(self, making: int, fresh: int) -> int:
-        """Bytes for one more session while `making` others are being made and `fresh` ran no command yet."""
+        """Bytes needed for one more session while `making` others are being made and `fresh` have had no
+        command yet."""
         return self.session_bytes * (making + 1) + FIRST_COMMAND_BYTES * fresh + COMMANDS_BYTES
 
     def quick(self, making: int, fresh: int) -> bool:
-        """Test for room without counting reclaimable memory: some microseconds for each limit."""
+        """Test for room without counting reclaimable memory. Cost: some microseconds for each limit."""
         needed = self.needed(making, fresh)
         for level in self._levels:
             limit = level.limit()
@@ -120,7 +122,7 @@ class Headroom:
         return self._available() >= needed and self._processes(making) is None
 
     def shortage(self, making: int, fresh: int) -> Shortage | None:
-        """The limit without room, reclaimable memory counted as free; None if there is room."""
+        """Return the limit without room, with reclaimable memory counted as free; None if there is room."""
         found = self._processes(making) or self._memory(making, fresh)
         if (
             found is not None
@@ -185,7 +187,8 @@ def open_headroom(groups: Groups, session_bytes: int = SESSION_BYTES) -> Headroo
 
 
 def _above() -> Iterator[_Memory]:
-    """The agent's cgroup and those above it that this namespace shows and that have a limit."""
+    """Yield the agent's cgroup and those above it, as far as they have a limit and this namespace shows
+    them."""
     for hierarchy, own in memberships().items():
         if hierarchy and "memory" not in hierarchy.split(","):
             continue
@@ -254,7 +257,8 @@ def _open(dir_fd: int, name: str) -> int:
 
 
 def _number(dir_fd: int, name: str) -> int | None:
-    """Read a limit; None for no limit: an absent file, `max`, or more than the machine has."""
+    """Read a limit; None means no limit: the file is absent, says `max`, or names more than the machine
+    has."""
     try:
         fd = _open(dir_fd, name)
     except OSError:

@@ -1,10 +1,10 @@
 """Limit the inotify instances of a session: the kernel counts them per user, and all sessions share root.
 
-A seccomp filter asks the agent before each inotify_init (seccomp_unotify(2)); other calls cost nothing, since
-the kernel caches the calls that a filter always allows. Both calls have no pointer arguments, so the checked
-arguments are the ones used. Answers to a session that asks continuously are delayed, so that the agent's loop
-is not blocked. If the kernel, or a filter on the agent itself, does not allow that, the kernel's own limit
-remains.
+A seccomp filter asks the agent before each inotify_init and inotify_init1 (seccomp_unotify(2)). Other calls
+cost nothing, since the kernel caches the calls that a filter always allows. The two calls have no pointer
+arguments, so the arguments cannot change after the check. Answers to a session that asks continuously are
+delayed, so that the agent's loop is not blocked. If the kernel, or a filter on the agent itself, does not
+allow such a filter, only the kernel's own limit holds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _INSTANCE = "anon_inode:inotify"
 INSTANCES = 32
 """Instances of one session: a quarter of the default of fs.inotify.max_user_instances."""
 LOOK_EVERY_S = 0.2
-"""Seconds between two counts of a session's instances; until then the last count decides."""
+"""Seconds between two counts of a session's instances; in between the last count decides."""
 BURST, PAUSE_S = 64, 0.02
 
 
 def install() -> int | None:
-    """Install the filter for this process (with no_new_privs); return the descriptor for answering it and its
-    children."""
+    """Install the filter for this process (with no_new_privs); return the descriptor for answering its calls
+    and those of its children."""
     calls = _CALLS.get(syscalls.MACHINE)
     if calls is None:
         return None
@@ -84,8 +84,8 @@ class InotifyLimit:
     def _answer(self) -> None:
         events = self._poll.poll(0)
         if not events or not events[0][1] & select.POLLIN:
-            # without a caller: before Linux 6.11 the ioctl would wait for one, for ever if no process has the
-            # filter any more; the descriptor stays readable then
+            # no call waits: before Linux 6.11 the ioctl would wait for one, for ever once the last process
+            # with the filter has ended; the descriptor stays readable then
             if events:
                 self.close()
             return

@@ -1,15 +1,15 @@
 """The root of a local session: this machine's file systems (or a rootfs), each behind a read-only overlay.
 
-An overlay has its own inodes, so connect(2) does not find the inode of a unix socket or FIFO of the machine,
-whatever its name; a read-only mount alone does not prevent connect(2). A hidden path is a whiteout in an
-upper layer, on every mount that shows it, found by file system and path in it (mountinfo.py). It stays hidden
-when its file is replaced; a mount over it would vanish then.
+An overlay has its own inodes, so that no name in it leads to the inode of a unix socket or FIFO of the
+machine; a read-only mount alone does not prevent connect(2). A hidden path is a whiteout in an upper layer,
+on every mount that shows the file; mountinfo.py finds these mounts by file system and path. The path stays
+hidden when its file is replaced, while a mount over it would vanish.
 
-An overlay caches lookups: `refresh` drops them (ADR 0038).
+An overlay caches lookups; `refresh` drops its cache (ADR 0038).
 
-In a user namespace an overlay of a directory with mounts below it is refused (EINVAL), since it could show
-what the mounts hide. Such a directory is rebuilt from its entries, one by one. A path that no overlay accepts
-is bind-mounted, and known sockets in it are hidden one by one (mounts.py).
+In a user namespace the kernel refuses an overlay of a directory with mounts below it (EINVAL), since it could
+show files that the mounts hide. Such a directory is rebuilt from its entries, one by one. A path that cannot
+be a lowerdir is bind-mounted, and known sockets in it are hidden one by one (mounts.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STAGES = ("/tmp", "/mnt", "/run", "/dev/shm")
 _MARK = "eos-view"
 """Source of our overlays in mountinfo."""
 _ENTRIES_MAX = 400
-"""A directory with mounts below it and more entries than this is bind-mounted: each entry would be a
+"""Most entries of a directory that is rebuilt. One with more is bind-mounted, since each entry would be a
 mount."""
 _NOT_SHOWN = frozenset(
     {
@@ -57,7 +57,7 @@ class ViewPaths(NamedTuple):
     """Paths in the new root.
 
     masked: to be hidden by a mount. late: hidden paths whose directory (the key) does not exist yet. bound: a
-    part is not an overlay, so its sockets can be reached.
+    part of the view is bind-mounted, so that connect(2) to its sockets works.
     """
 
     masked: list[str]
@@ -79,7 +79,8 @@ def enter(rootfs: str | None, hidden: Sequence[str], workspace_root: str) -> Vie
 
 
 class _Composer:
-    """`inside` is a path as sessions will see it; `_outside(inside)` is the same file on this machine."""
+    """Builds the view. `inside` is a path as sessions will see it; `_outside(inside)` is the same file on
+    this machine."""
 
     def __init__(self, source: str, hidden: Sequence[str], workspace_root: str) -> None:
         self._source = os.path.realpath(source)
@@ -127,7 +128,8 @@ class _Composer:
         return self._shown
 
     def _outside(self, inside: str) -> str:
-        """The path on this machine, through a descriptor opened before the new root was mounted over it."""
+        """The path on this machine, below a descriptor that was opened before the new root was mounted over
+        it."""
         return self._fd + inside if inside != "/" else self._fd + "/"
 
     def _inside(self, point: str) -> str | None:
@@ -180,7 +182,8 @@ class _Composer:
                 self._bind(inside, recursive=False)
 
     def _cover(self, inside: str, names: bytes | None = None) -> None:
-        """Mount an overlay of the directory `inside`, of one mount; `names` becomes /etc/resolv.conf."""
+        """Mount an overlay of the directory `inside`, without the mounts below it; `names` becomes
+        /etc/resolv.conf."""
         mount, here = self._spot(inside)
         fd = os.open(self._outside(inside), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         before = ViewPaths(
@@ -245,8 +248,8 @@ class _Composer:
         return layer
 
     def _without_overlay(self, inside: str, fd: int, error: OSError) -> None:
-        """Rebuild `inside` from its entries if the overlay was refused for mounts below it; else bind-mount
-        it."""
+        """Rebuild `inside` from its entries if the overlay was refused because of mounts below it; else
+        bind-mount it."""
         below = [
             mount
             for mount in self._mounts
@@ -310,10 +313,11 @@ class _Composer:
 
 
 def refresh(namespace_of: int) -> None:
-    """Drop cached lookups of the overlays of that process' root: absent entries, replaced files.
+    """Drop cached lookups (absent entries, replaced files) of the overlays that make up the root of that
+    process.
 
-    The caller has CAP_SYS_ADMIN in the user namespace that made them. Errors are ignored: the cached view
-    stays.
+    The caller has CAP_SYS_ADMIN in the user namespace that made the overlays. Errors are ignored: the view is
+    then as old as its cache.
     """
     points: list[tuple[int, bytes]] = []
     with contextlib.suppress(OSError), open(f"/proc/{namespace_of}/mountinfo", "rb") as table:
@@ -329,7 +333,7 @@ def refresh(namespace_of: int) -> None:
                 continue
             picked = syscalls.fspick(fd)
             try:
-                # as it is now: without it the kernel reconfigures for writing
+                # unchanged; without this flag the kernel reconfigures the mount for writing
                 syscalls.fsconfig(picked, syscalls.FSCONFIG_SET_FLAG, "ro")
                 syscalls.fsconfig(picked, syscalls.FSCONFIG_CMD_RECONFIGURE)
             finally:
@@ -400,7 +404,7 @@ def _add_folders(layer: str, fd: int, path: str) -> None:
 
 
 def _copy_attributes(source: str, target: str) -> None:
-    """Copy mode and owner of a directory; an owner not mapped in this user namespace is left out."""
+    """Copy mode and owner of a directory; an owner that this user namespace does not map is not set."""
     with contextlib.suppress(OSError):
         found = os.stat(source)
         if stat.S_ISDIR(found.st_mode):

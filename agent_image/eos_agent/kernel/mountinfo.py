@@ -1,7 +1,7 @@
 """Find every mount that shows a file, from /proc/self/mountinfo.
 
-A file is identified by its file system and its path in it (`Spot`), which bind mounts and further mounts of
-the file system share; it has one name in the tree for each mount that shows it.
+A file is identified by its file system and its path in that file system (`Spot`). Bind mounts and further
+mounts of the file system share both; a file has one name in the tree for each mount that shows it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mount(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A file or directory, independent of the name that it is looked up by."""
+    """A file or directory, independent of the name under which it is looked up."""
 
     device: str
     path: str
@@ -56,7 +56,8 @@ def table() -> list[Mount]:
 
 
 def visible(mounts: Iterable[Mount]) -> list[Mount]:
-    """Keep mounts that a look-up of their mount point finds, not hidden by a mount over them or above."""
+    """Keep the mounts that a look-up of their mount point finds: no later mount at or above that point hides
+    them."""
     return [mount for mount in mounts if _number_at(mount.point) == mount.number]
 
 
@@ -69,8 +70,8 @@ class Looking:
         self._folders: dict[str, tuple[str, Spot | None]] = {"/": ("/", self._at.get("/"))}
 
     def spots(self, paths: Iterable[str]) -> list[Spot]:
-        """Find the spots of normal absolute paths: of a link also its target. Parents may be links; a path
-        need not exist.
+        """Find the spots of normalised absolute paths; a symlink adds the spot of its target. Parents may be
+        symlinks; a path need not exist.
 
         `/` has no spot.
         """
@@ -98,7 +99,8 @@ class Looking:
         return known
 
     def spot(self, path: str) -> Spot | None:
-        """Find the spot of `path`; of a link, its target. None: it is on none of the mounts."""
+        """Find the spot of `path`, or of its target if it is a symlink; None if it is on none of the
+        mounts."""
         return self._folder(os.path.normpath(path))[1]
 
     def _folder(self, path: str) -> tuple[str, Spot | None]:
@@ -125,7 +127,7 @@ class Looking:
 
 
 def places(here: Spot, mounts: Iterable[Mount]) -> list[str]:
-    """List every path at which `mounts` show `here`, or a part of it."""
+    """List every path at which `mounts` show `here` or a directory or file below it."""
     found: dict[str, None] = {}
     for mount in mounts:
         if mount.device == here.device:

@@ -4,11 +4,11 @@ session.
     session's namespace                  bridge's namespace
     lo, eth0 10.244.0.N/24  -- veth --   port of the bridge, 10.244.0.1/24
 
-The bridge belongs to the zygote, which has only a netlink socket in its namespace: interfaces, addresses and
-rules of the container or the machine are never changed, several agents do not conflict, and the kernel
-removes everything with the last process that holds the socket. Ports are isolated (IFLA_BRPORT_ISOLATED):
-frames pass only between a session and the gateway, which has no listener and does not forward. So a session
-reaches neither another session, nor the agent, nor an outside network. Source: bridge(8), veth(4).
+The zygote holds the bridge's namespace by a netlink socket. Interfaces, addresses and rules of the container
+or the machine are never changed, several agents do not conflict, and the kernel removes everything with the
+last process that holds the socket. Ports are isolated (IFLA_BRPORT_ISOLATED): frames pass only between a
+session and the bridge's own address, which has no listener and does not forward. So a session can connect
+neither to another session, nor to the agent, nor to an outside network. Source: bridge(8), veth(4).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PoolExhausted(OSError):
 
 
 class Switch:
-    """The bridge and the address of each session. A freed address is reused as late as possible."""
+    """The bridge and the addresses of sessions. A freed address is reused as late as possible."""
 
     def __init__(self) -> None:
         """Make the namespace and the bridge.
@@ -84,11 +84,11 @@ class Switch:
             raise
 
     def plug(self, pid: int) -> str:
-        """Give the network namespace of process `pid` an INTERFACE, down, whose other end is an isolated port
-        of the bridge. Returns its address.
+        """Make INTERFACE, still down, in the network namespace of process `pid`; its other end is an isolated
+        port of the bridge. Returns the address for it.
 
         Raises:
-            OSError: the interface cannot be used; PoolExhausted.
+            OSError: the interface cannot be made. PoolExhausted: no address is free.
         """
         if not self._free:
             raise PoolExhausted
@@ -113,8 +113,8 @@ class Switch:
         return f"{_NETWORK}.{host}"
 
     def unplug(self, pid: int) -> None:
-        """Free the address of an ended process. The kernel removes the link with the namespace; to do it here
-        takes 20 ms."""
+        """Free the address of an ended process. The kernel removes the link with the namespace; removing it
+        here would take 20 ms."""
         host = self._taken.pop(pid, None)
         if host is not None:
             self._free.append(host)
@@ -123,7 +123,7 @@ class Switch:
 class IsolatedNetwork:
     """The zygote's side: the bridge, made for the first isolated session, and the message to each init.
 
-    required: refuse a session without an address; else it gets a loopback only.
+    required: refuse a session that gets no address; False gives it a loopback only.
     """
 
     def __init__(self, *, required: bool) -> None:
@@ -141,7 +141,7 @@ class IsolatedNetwork:
         with open(wire_fd, "wb") as wire:
             try:
                 wire.write(json.dumps(answer).encode())
-            except BrokenPipeError:  # it has ended, and will be reaped
+            except BrokenPipeError:  # the process has ended, and will be reaped
                 pass
 
     def unplug(self, pid: int) -> None:
@@ -172,11 +172,11 @@ class IsolatedNetwork:
 
 
 def await_plug(wire_fd: int) -> str | None:
-    """Wait, in the init of a session, for the message of `plug`, and join. Returns the address; None:
-    loopback only.
+    """Wait, in the init of a session, for the message of `plug`, and configure the interface. Returns the
+    address; None: loopback only.
 
     Raises:
-        OSError: the reason why the session cannot have a network.
+        OSError: the errno and text with which the zygote refused the network, or EPIPE if it has ended.
     """
     with open(wire_fd, "rb") as wire:
         raw = wire.read()
@@ -192,10 +192,10 @@ def await_plug(wire_fd: int) -> str | None:
 
 
 def join(address: str, own: socket.socket | None = None) -> None:
-    """Set address and state (up) of the interface made by `plug`, before the session is hardened. No default
-    route.
+    """Set the address of the interface made by `plug` and bring it up, before the session is hardened. There
+    is no default route.
 
-    own: a netlink socket of the session's namespace, which is closed; None: the caller is in that namespace.
+    own: a netlink socket of the session's namespace, closed on return; None: the caller is in that namespace.
     """
     connection = Netlink(own)
     try:
@@ -212,8 +212,8 @@ def own_netlink() -> socket.socket:
 
 
 def unconnected(families: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Open, in the init of a session, stream sockets of its network for connecting to its servers. -1: family
-    not available."""
+    """Open, in the init of a session, an unconnected stream socket of its network for each family; -1 for a
+    family that is not available."""
     fds: list[int] = []
     found: list[int] = []
     for family in families:

@@ -1,11 +1,11 @@
-"""Order in which the kernel kills when memory runs out: a command, then an init, then the zygote, last the
-agent.
+"""The order in which the kernel kills when memory runs out: first a command, then an init, the zygote, and
+last the agent.
 
 The kernel kills the process with the highest score: its memory in pages plus `oom_score_adj` thousandths of
 the memory of the cgroup (or machine) (proc(5), mm/oom_kill.c). A process may raise its own value, and lower
-it to the value last written with CAP_SYS_RESOURCE. So all others are raised above the value that the agent
-was started with, and the agent is lowered if allowed. Each kind has its own value: of two equal ones the
-larger process, usually the zygote, would be killed.
+it to the value last written with CAP_SYS_RESOURCE. So all other processes are raised above the value that the
+agent was started with, and the agent is lowered if allowed. Each kind of process has its own value: with
+equal values the larger process, usually the zygote, would be killed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Scores(NamedTuple):
 
     @staticmethod
     def above(own: int) -> Scores:
-        """The values for an agent that was started with `own`; closer to each other if there is little room
-        above it."""
+        """The values for an agent that was started with `own`; they are closer to each other if little room
+        is left above `own`."""
         room = min(COMMAND, _TOP - own)
         return Scores(
             max(-_TOP, own + AGENT), *(own + room * wanted // COMMAND for wanted in (ZYGOTE, INIT, COMMAND))
@@ -39,7 +39,7 @@ class Scores(NamedTuple):
 
     @staticmethod
     def here() -> Scores:
-        """The values for an agent with this process' value."""
+        """The values for an agent that has the value of this process."""
         own = 0
         with contextlib.suppress(OSError, ValueError), open(_FILE, "rb") as file:
             own = int(file.read())

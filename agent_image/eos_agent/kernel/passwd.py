@@ -20,8 +20,8 @@ class Account(NamedTuple):
 
 
 def accounts() -> Iterator[Account]:
-    """Read the valid entries of /etc/passwd; none without the file. In a container every session may replace
-    it."""
+    """Read the valid entries of /etc/passwd; a missing file has no entries. In a container every session may
+    replace the file."""
     for line in read_lines("/etc/passwd"):
         fields = line.split(":")
         if len(fields) > 5 and fields[2].isdigit() and fields[3].isdigit():

@@ -31,8 +31,8 @@ class TaggedProcess(NamedTuple):
 
 
 def list_processes() -> list[TaggedProcess]:
-    """List the processes of this pid namespace but pid 1, by pid; one that exits during the scan is left
-    out."""
+    """List the processes of this pid namespace except pid 1, by pid; a process that exits during the scan may
+    be left out."""
     found: list[TaggedProcess] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or entry == "1":
@@ -56,8 +56,7 @@ def alone() -> bool:
 
 
 class ProcessTags:
-    """Allocates tags and compares them. Without room below the hard limit a tag is 0, which no
-    process has."""
+    """Allocates tags. If the hard limit leaves no room, every tag is 0, which matches no process."""
 
     def __init__(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
@@ -76,7 +75,7 @@ class ProcessTags:
         return tag
 
     def clear(self) -> None:
-        """Remove the tag from this process: a child made now does not belong to a command."""
+        """Remove the tag from this process, so that a child made later does not belong to a command."""
         if self._top:
             resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, self._hard))
 

@@ -62,11 +62,11 @@ def everybody() -> dict[int, ProcessStat]:
 
 
 def tree_of(root: int) -> dict[int, ProcessStat]:
-    """Read `root` and its descendants through /proc/PID/task/TID/children: a tenth of the work on a busy
-    machine.
+    """Read `root` and its descendants through /proc/PID/task/TID/children: on a busy machine a tenth of the
+    work of reading all processes.
 
-    A child that begins or ends during the scan may be missing, with its descendants. Without these files of
-    the kernel all processes are read.
+    A child that begins or ends during the scan may be missing, with its descendants. If the kernel lacks
+    these files all processes are read.
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return {seen.pid: seen for seen in below(root, everybody())}
@@ -85,7 +85,7 @@ def tree_of(root: int) -> dict[int, ProcessStat]:
 
 
 def below(root: int, everyone: dict[int, ProcessStat]) -> list[ProcessStat]:
-    """Select `root` and its descendants, by pid; empty if it has ended."""
+    """Select `root` and its descendants, by pid; empty if `root` has ended."""
     children: dict[int, list[int]] = {}
     for seen in everyone.values():
         children.setdefault(seen.parent, []).append(seen.pid)

@@ -18,13 +18,13 @@ _POLL_S = 0.0005
 
 
 class SessionGroup:
-    """A session's cgroup in `Groups`, "" without cgroups. Its processes, init included, are in the same one
-    of each hierarchy."""
+    """A session's cgroup in `Groups`, "" without cgroups. All its processes, init included, are in the cgroup
+    of that name in each hierarchy."""
 
     def __init__(self, groups: Groups, leaf: str) -> None:
         self._groups, self._leaf = groups, leaf
         self._told_kills = 0
-        self._freezers = 0  # callers that froze it and did not thaw it yet
+        self._freezers = 0  # calls of freeze without a call of thaw so far
 
     @property
     def can_freeze(self) -> bool:
@@ -41,8 +41,8 @@ class SessionGroup:
         return None if part is None or not self._leaf else os.path.join(part.path, self._leaf)
 
     async def freeze(self) -> None:
-        """Freeze every process of the session, its init too, and wait for that. A stopped process stays
-        stopped after `thaw`.
+        """Freeze every process of the session, its init too; returns when all are frozen. A process that
+        SIGSTOP had stopped stays stopped after `thaw`.
 
         Raises:
             OperationError: freeze_failed after 2 s; all processes run again.
@@ -83,8 +83,8 @@ class SessionGroup:
         """Send SIGKILL to all descendants of one command, while the session is frozen; return their number.
 
         Args:
-            tag: that of its processes (process_tag.py). leader: its process group, in the session's own
-                numbers.
+            tag: the tag of its processes (process_tag.py). leader: its process group, by its number in the
+                session's pid namespace.
         """
         part = self._groups.unified
         assert part is not None
@@ -99,7 +99,8 @@ class SessionGroup:
             self.thaw()
 
     def new_oom_kills(self) -> int:
-        """Number of its processes that the kernel killed for lack of memory since the last call."""
+        """Number of processes of the session that the kernel killed for lack of memory since the last
+        call."""
         if not self._leaf:
             return 0
         for part in self._groups.parts:
@@ -127,7 +128,7 @@ def _name(pid: int) -> str:
 
 
 def _is_of(pid: int, tag: int, leader: int) -> bool:
-    """Test that a process has the tag or is in the group; False for init, whose group is its own."""
+    """Test that a process has the tag or is in the group. False for init, which is in a group of its own."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)

@@ -1,4 +1,4 @@
 """RUNS IN THE ZYGOTE: forks the init of each session.
 
-Imports `init` and what is below it.
+Imports `init` and lower levels.
 """

@@ -1,11 +1,12 @@
 """The zygote process: fork one init per session, reap it, die with the agent.
 
-It has one thread and no event loop, and imports all that its children need before it forks the first one.
+The zygote has one thread and no event loop. It imports all modules that its children need before it forks the
+first child.
 
-A spare init is kept ready: cloned, with all mounts that are the same for each session, waiting for its order.
-It halves the time in which a session is created, and is replaced in an idle moment. Where no spare fits, init
-is cloned when the session is created. After the first isolated session a second spare is kept, in a network
-namespace of its own.
+A spare init is kept ready: it is cloned, has made all mounts that are the same for each session, and waits
+for its order. A spare halves the time in which a session is created; once used, it is replaced while the
+zygote is idle. If no spare fits, init is cloned when the session is created. After the first isolated session
+a second spare is kept, in a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from eos_agent.zygote.specs import HostSpec, SessionSpec
 from layerstack.kernel import syscalls
 
 IDLE_MS = 20
-"""Milliseconds without an event after which a spare is made; also made when a session ends, while the agent
-publishes.
+"""Milliseconds without an event after which a spare is made. A spare is also made when a session ends, while
+the agent publishes.
 """
 
 
 def main(host: HostSpec, sock: socket.socket, parent: int, groups: cgroups.Groups) -> NoReturn:
-    """Run the zygote, from the line after fork(2)."""
+    """Run the zygote; the first code after fork(2)."""
     status = 1
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -48,7 +49,7 @@ def main(host: HostSpec, sock: socket.socket, parent: int, groups: cgroups.Group
 
 
 def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
-    os.setsid()  # an interrupt typed at the agent's terminal is for the agent alone
+    os.setsid()  # Ctrl-C at the agent's terminal must not signal the zygote
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -72,10 +73,10 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
-    """Close every descriptor but 0, 1, 2, `sock` (which becomes 3), the cgroups' and the native init
-    program's.
+    """Close every descriptor except 0, 1, 2, `sock` (which becomes 3), those of cgroups and that of the
+    native init program.
 
-    No child may hold a copy of another session's socket: that would keep the session alive.
+    No child may hold a copy of another session's socket, which would keep that session alive.
     """
     parts = groups.fds()
     fd, *others = setup.keep(sock.detach(), *parts, *(() if program_fd < 0 else (program_fd,)))
@@ -84,7 +85,7 @@ def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1)
 
 
 def _prepare(host: HostSpec) -> mounts.MountPlan | mounts.SetupFailed:
-    """Mount what all sessions share. A failure is returned, and reported to each create request."""
+    """Make the mounts that all sessions share. A failure is returned, and reported to each create request."""
     try:
         return mounts.prepare(
             host.workspace_root,
@@ -102,14 +103,14 @@ class _Spare(NamedTuple):
     pidfd: int
     control: socket.socket
     names: tuple[int, int]
-    """Identity of the /etc/resolv.conf that it shows (`_names`)."""
+    """Identity of the /etc/resolv.conf in the spare's view (`_names`)."""
     cgroup: str
     native: bool
-    """It executes the native init: the zygote then does the session's own mounts."""
+    """True if the spare executes the native init; the zygote then makes the session's own mounts."""
 
 
 class _MountNamespace:
-    """The zygote's own mount namespace, with a way into a session's and back."""
+    """The zygote's own mount namespace; `entered` switches to a session's namespace and back."""
 
     def __init__(self) -> None:
         """Raises:
@@ -125,7 +126,7 @@ class _MountNamespace:
 
     @contextlib.contextmanager
     def entered(self, pidfd: int) -> Generator[None]:
-        """Be in the mount namespace of the process for the length of the block."""
+        """Enter the mount namespace of the process for the length of the block."""
         with mounts.step("enter the session"):
             syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
         try:
@@ -133,11 +134,11 @@ class _MountNamespace:
         finally:
             syscalls.setns(
                 self._own, syscalls.CLONE_NEWNS
-            )  # a zygote that could not return would be useless: let it end
+            )  # the zygote cannot work in another namespace: let it end
 
 
 class ZygoteProcess:
-    """The zygote's loop: read requests, clone, report clones and their ends."""
+    """The zygote's loop: read requests, clone inits, report clones and their ends."""
 
     def __init__(
         self,
@@ -161,16 +162,16 @@ class ZygoteProcess:
             scores,
         )
         self.cgroups: dict[int, str] = {}  # by pid of each live init
-        self.plans: dict[int, setup.InitPlan] = {}  # of each live init that the agent knows
+        self.plans: dict[int, setup.InitPlan] = {}  # by pid of each live init that the agent knows
         self.program_fd = program_fd
         self.namespace: _MountNamespace | None = None
         self.namespace_for_masks: _MountNamespace | None = None
-        self.known: set[str] = set()  # directories of other gateways that the views were refreshed for
+        self.known: set[str] = set()  # directories of other gateways for which the views were refreshed
         if program_fd >= 0:
             with contextlib.suppress(OSError, mounts.SetupFailed):
                 self.namespace = _MountNamespace()
-        self.emptied: list[str] = []  # cgroups to be removed
-        self.spares: dict[bool, _Spare] = {}  # by isolated
+        self.emptied: list[str] = []  # cgroups to remove
+        self.spares: dict[bool, _Spare] = {}  # by `isolated`
         self.wanted = {False} if isinstance(mount_plan, mounts.MountPlan) else set[bool]()
         self.network = network.IsolatedNetwork(
             required=isinstance(mount_plan, mounts.MountPlan) and not mount_plan.local
@@ -199,7 +200,7 @@ class ZygoteProcess:
                 self.emptied = [cgroup for cgroup in self.emptied if not self.groups.remove(cgroup)]
 
     def reap(self) -> bool:
-        """Reap ended children and report each init. Returns True when a session has ended."""
+        """Reap ended children and report each init among them. Returns True if a session has ended."""
         ended = False
         while True:
             try:
@@ -218,7 +219,7 @@ class ZygoteProcess:
             if spare is not None:
                 self.drop_spare(
                     spare
-                )  # its set-up failed, or it was killed: no other before the next session
+                )  # its set-up failed, or it was killed: make no new spare before the next session
             else:
                 frames.send(self.sock, {"event": "exited", "pid": pid, "status": status})
                 self.network.unplug(pid)
@@ -286,8 +287,8 @@ class ZygoteProcess:
             os.close(theirs)
 
     def refresh_views(self, paths: list[str]) -> None:
-        """Drop negative dentries of the views' overlays: a new directory that an overlay remembers as missing
-        cannot be masked yet.
+        """Drop negative dentries of the views' overlays: a new directory that an overlay has cached as
+        missing cannot be masked.
         """
         if not self.known.issuperset(paths):
             self.known.update(paths)
@@ -296,7 +297,7 @@ class ZygoteProcess:
     def mask(self, frame: frames.Frame) -> None:
         """Mask new directories of other gateways in every live session.
 
-        A process that has one open, or as its working directory, keeps its access.
+        A process that has such a directory open, or as its working directory, keeps its access.
         """
         paths: list[str] = frame.message["paths"]
         failed: list[str] = []
@@ -321,8 +322,8 @@ class ZygoteProcess:
         frames.send(self.sock, {"event": "masked", "id": frame.message["id"], "failed": sorted(set(failed))})
 
     def start(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str]:
-        """Start an init with that order: the native spare, the Python spare, or a new clone. Connects an
-        isolated one.
+        """Start an init with `order`: the native spare, the Python spare, or a new clone. Connects the
+        network of an isolated session.
         """
         native = self.take_native(plan, order)
         if native is not None:
@@ -359,7 +360,7 @@ class ZygoteProcess:
         theirs.close()
 
     def take_spare(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
-        """Send the order to the spare. Returns its pid, pidfd and cgroup, or None when no spare fits."""
+        """Send the order to the spare. Returns its pid, pidfd and cgroup, or None if no spare fits."""
         spare = self.fitting_spare(plan)
         if spare is None or spare.native:
             return None
@@ -368,7 +369,7 @@ class ZygoteProcess:
             frames.send(
                 spare.control, {"masked": order.masked}, fds=[order.mount_fd, order.sock_fd, *connect]
             )
-        except OSError:  # it has ended, and will be reaped
+        except OSError:  # the spare has ended, and will be reaped
             return None
         del self.spares[plan.isolated]
         spare.control.close()
@@ -378,14 +379,14 @@ class ZygoteProcess:
         spare = self.spares.get(plan.isolated)
         if spare is None or plan.read_only != plan.mount_plan.local:
             return None
-        if spare.names != _names():  # it shows the old name servers
+        if spare.names != _names():  # its view has the old name servers
             signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
             return None
         return spare
 
     def take_native(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
-        """As `take_spare`, for a spare that executes the native init: the mounts are made here, in the
-        spare's namespace.
+        """Do the same as `take_spare` with a spare that executes the native init: this process makes the
+        mounts, in the spare's namespace.
         """
         spare = self.fitting_spare(plan)
         if spare is None or not spare.native or self.namespace is None:
@@ -417,7 +418,7 @@ class ZygoteProcess:
                 with mounts.step("harden"):
                     rules = setup.ruleset(plan)
             root, own = plan.mount_plan.workspace_root, plan.isolated
-            with contextlib.suppress(OSError):  # it has ended: the reap is reported to the agent
+            with contextlib.suppress(OSError):  # it has ended; `reap` reports that to the agent
                 native.give_order(
                     spare.control,
                     plan.hardening,
@@ -448,8 +449,8 @@ class ZygoteProcess:
         return spare.pid, spare.pidfd, spare.cgroup
 
     def help(self, frame: frames.Frame) -> None:
-        """Fork a helper for the file operations of a session; a failure is reported on its socket, or by its
-        end.
+        """Fork a helper for the file operations of a session. A failure is reported on the helper's socket,
+        or by the end of that socket.
         """
         try:
             plan = self.plans.get(frame.message["pid"])
@@ -478,7 +479,7 @@ class ZygoteProcess:
 
 
 def _clone(plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int]:
-    """Clone an init that has its order, or the descriptor over which it will get one. Returns pid and
+    """Clone an init with its order, or with the descriptor from which it will read the order. Returns pid and
     pidfd.
     """
     flags = (
@@ -507,7 +508,7 @@ def _enter(plan: setup.InitPlan, order: setup.Order) -> None:
 
 
 def _names() -> tuple[int, int]:
-    """Inode and mtime of /etc/resolv.conf; zeros when it cannot be read."""
+    """Inode and mtime of /etc/resolv.conf; zeros if it cannot be read."""
     try:
         found = os.stat("/etc/resolv.conf")
     except OSError:

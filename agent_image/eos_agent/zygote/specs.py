@@ -1,4 +1,4 @@
-"""Values that the agent gives the zygote: once for the sandbox, and for each session."""
+"""Values that the agent sends to the zygote: once for the sandbox, and for each session."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 class HostSpec(NamedTuple):
     """Values that are the same for all sessions of a sandbox.
 
-    hidden_paths and private_dirs (the local provider's own state) are shown as empty directories. rootfs: the
-    directory that is the root of each session, or None for the root that the agent sees. terminals: the most
-    of one session; open_files: the most of one process.
+    hidden_paths and private_dirs (the local provider's own state) appear as empty directories. rootfs: the
+    directory that is the root of each session, or None for the agent's own root. terminals: the most of one
+    session. open_files: the most of one process.
     """
 
     provider: str
@@ -27,8 +27,8 @@ class HostSpec(NamedTuple):
 
 
 class SessionSpec(NamedTuple):
-    """One session: network "shared" or "isolated" (own network namespace), rootfs_mode "shared" or
-    "read_only".
+    """Values of one session. network: "shared" or "isolated" (own network namespace). rootfs_mode: "shared"
+    or "read_only".
     """
 
     session_id: str
