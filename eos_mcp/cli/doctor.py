@@ -1,4 +1,4 @@
-"""`eos doctor`: try what works on this machine, and name the next step for what does not."""
+"""`eos doctor`: check this machine, and name the next step for each check that fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status 0 when at least one provider works."""
+    """Run `eos doctor`; return exit status 0 when at least one provider works."""
     if words:
         output.write_error(b"usage: eos doctor\n")
         return output.USAGE
@@ -129,7 +129,7 @@ def check_docker() -> Finding:
             error.message.removesuffix(f"; {step}"),
             step or "install eos-mcp with its dependencies",
         )
-    except Exception as error:  # the library raises its own, requests' and the operating system's
+    except Exception as error:  # the library raises its own errors, those of requests, and OSError
         return Finding(
             "docker",
             False,
@@ -167,9 +167,7 @@ def check_state() -> Finding:
 
 
 def check_cache() -> Finding:
-    """Copies of workspaces and the runtime: without a place for them no sandbox can be made, whatever else
-    works.
-    """
+    """Check the directory for copies of workspaces and the runtime, which every sandbox needs."""
     return _directory("cache", paths.cache_dir(), "set XDG_CACHE_HOME to a directory of your own")
 
 
@@ -188,7 +186,7 @@ def check_hidden() -> Finding:
         paths.state_dir(),
         paths.cache_dir(),
         paths.token_file(),
-    ]  # as the gateway of this environment has them
+    ]  # the paths that a gateway of this environment hides
     hidden = list(dict.fromkeys([*own, *neighbours.folders(), *added, *secret_paths.hidden_here()]))
     there = [path for path in hidden if os.path.lexists(path)]
     lines = [

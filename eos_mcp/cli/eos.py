@@ -1,5 +1,5 @@
-"""`eos`: one command over everything, for people: the three programs, the gateway, the demo, a check-up,
-client configuration.
+"""`eos`: one command for people: the three programs, the gateway, the demo, fsck and doctor, client
+configuration.
 """
 
 from __future__ import annotations

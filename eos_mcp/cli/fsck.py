@@ -1,4 +1,4 @@
-"""`eos fsck SANDBOX|DIR`: check a store by the agent of a running sandbox, or by a process of its own."""
+"""`eos fsck SANDBOX|DIR`: check a store through the agent of a running sandbox, or in a new process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def in_words(checked: Mapping[str, int]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status 0 clean, 1 damaged, 2 for wrong words and for what cannot be reached."""
+    """Run `eos fsck`; return exit status 0 clean, 1 damaged, 2 for wrong usage and an unreachable store."""
     options = [word for word in words if word.startswith("--")]
     targets = [word for word in words if not word.startswith("--")]
     if "--help" in options or list(words) == ["-h"]:
@@ -109,10 +109,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def of_sandbox(sandbox_id: str, base: bool, report: FsckReport) -> dict[str, Any]:
-    """Ask its agent, page by page.
+    """Check a store through the sandbox's agent, page by page.
 
     Raises:
-        OperationError: it cannot be reached, or refused.
+        OperationError: the agent cannot be reached, or refused.
     """
     operation = catalog.find("fsck")
     assert operation is not None

@@ -1,4 +1,4 @@
-"""Help pages from the catalog: one of a whole program, one of each operation."""
+"""Help pages from the catalog: one for a whole program, one for each operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TITLES = {
 
 
 def catalog_page(domain: str, program: str) -> str:
-    """All operations of a program, by family; a family without operations is left out."""
+    """Return the page of all operations of a program, by family; a family without operations is left out."""
     members = {operation.name: operation for operation in catalog.DOMAINS[domain]}
     lines = [TITLES[domain], ""]
     for title, summary, names in _groups(domain):
@@ -36,7 +36,7 @@ def catalog_page(domain: str, program: str) -> str:
 
 
 def operation_page(operation: Operation, program: str) -> str:
-    """Everything about one operation."""
+    """Return the page of one operation."""
     family = next((f for f in catalog.FAMILIES[operation.domain] if f.id == operation.family), None)
     lines = [operation.name, ""]
     lines += ["Family", f"  {family.title if family is not None else operation.family}", ""]
@@ -63,7 +63,7 @@ def operation_page(operation: Operation, program: str) -> str:
 
 
 def usage(operation: Operation, program: str) -> str:
-    """`PROGRAM OP --flag VALUE [--other N] COMMAND`, positionals last."""
+    """Return `PROGRAM OP --flag VALUE [--other N] COMMAND`, positionals last."""
     parts = [program, operation.name]
     if operation.domain == "runtime":
         parts[1:1] = ["--sandbox-id ID"]
@@ -79,7 +79,7 @@ def usage(operation: Operation, program: str) -> str:
 
 
 def unknown_operation(name: str, domain: str, program: str) -> OperationError:
-    """Multi-line error of `help NAME` for an unknown name."""
+    """Return the multi-line error of `help NAME` for an unknown name."""
     near = catalog.suggestions(name, domain) or alike(name, domain)
     lines = [f"unknown operation: {name}{elsewhere(name)}", ""]
     if near:
@@ -94,7 +94,7 @@ def unknown_operation(name: str, domain: str, program: str) -> OperationError:
 
 
 def alike(name: str, domain: str) -> list[str]:
-    """Operations of the domain with names close to `name`, nearest first; a hyphen counts as an
+    """Return operations of the domain with names close to `name`, nearest first; a hyphen counts as an
     underscore.
     """
     import difflib
@@ -105,7 +105,7 @@ def alike(name: str, domain: str) -> list[str]:
 
 
 def elsewhere(name: str) -> str:
-    """Suffix that names the program which has the operation; empty when none has it."""
+    """Return a suffix that names the program with this operation; empty when no program has it."""
     owner = next(
         (domain for domain, operations in catalog.DOMAINS.items() if any(o.name == name for o in operations)),
         None,

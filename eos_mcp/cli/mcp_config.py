@@ -1,4 +1,4 @@
-"""`eos mcp-config CLIENT`: the snippet on standard output, the file it belongs in on standard error."""
+"""`eos mcp-config CLIENT`: print the snippet to standard output, and the file for it to standard error."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def main(words: Sequence[str]) -> int:
 
 
 def variables() -> dict[str, str]:
-    """Variables of this environment that select the gateway, which a client does not inherit. Tokens are left
-    out.
+    """Return the variables that select the gateway, without tokens: a client does not inherit this
+    environment.
     """
     found = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     return {name: os.path.abspath(value) if name in PATHS else value for name, value in found.items()}
 
 
 def server_command() -> list[str]:
-    """The MCP server as an absolute path, so that an IDE with another PATH finds it: beside this Python, else
-    on PATH, else as a module.
+    """Return the command of the MCP server with an absolute path, for an IDE with another PATH: beside this
+    Python, else on PATH, else as a module.
     """
     beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), "eos-mcp")
     found = beside if os.access(beside, os.X_OK) else shutil.which("eos-mcp")

@@ -69,8 +69,8 @@ def page(text: str) -> int:
 
 
 def own_error(error: OperationError, *, details: bool) -> None:
-    """An error that this program found itself; `details` False keeps them empty, as the contract's three
-    programs do.
+    """Print an error that this program itself found; with `details` False its details are empty, as
+    the contract has it for the three programs.
     """
     envelope(protocol.error_envelope(error.kind, error.message, error.details if details else {}))
 
@@ -80,7 +80,7 @@ def envelope(reply: Mapping[str, Any]) -> None:
 
 
 def result(reply: Mapping[str, Any], *, pretty: bool, field: str | None) -> None:
-    """The result as one compact line, indented, or one field of it.
+    """Print the result as one compact line, indented, or one field of it.
 
     Raises:
         OperationError: invalid_request, when the result has no such field.
@@ -105,7 +105,7 @@ def _step(value: Any, part: str) -> Any:
 
 
 def pick(result: Mapping[str, Any], path: str) -> Any:
-    """`a.b.0` of a result: keys of objects, indexes of arrays.
+    """Return the field `a.b.0` of a result: keys of objects, indexes of arrays.
 
     Raises:
         OperationError: invalid_request.
@@ -123,7 +123,7 @@ def pick(result: Mapping[str, Any], path: str) -> Any:
 
 
 def progress_printer(started: float) -> Callable[[str], None]:
-    """Prints `[progress S.SSSs] MESSAGE`, counted from `started` of time.monotonic()."""
+    """Return a printer of `[progress S.SSSs] MESSAGE`; seconds since `started`, of time.monotonic()."""
 
     def show(message: str) -> None:
         write_error(shown(f"[progress {time.monotonic() - started:.3f}s] {message}"))
@@ -132,15 +132,15 @@ def progress_printer(started: float) -> Callable[[str], None]:
 
 
 def exit_status(reply: Mapping[str, Any], *, propagate: bool, fail_on_reject: bool) -> int:
-    """0 for a result and 1 for an error, but for what the two options ask: the command's own status, 3 for a
-    refused publish.
+    """Return 0 for a result and 1 for an error. `propagate`: the command's own status; `fail_on_reject`: 3
+    for a refused publish.
     """
     if protocol.is_error(reply):
         refused = bool(_object(_object(reply["error"]).get("details")).get("publish_rejection"))
         return REJECTED if fail_on_reject and refused else FAILED
     code = reply.get("exit_code")
     if propagate and isinstance(code, int) and not isinstance(code, bool) and code != 0:
-        return code & 0xFF if code > 0 else 128 - code  # a shell's word for "killed by signal N"
+        return code & 0xFF if code > 0 else 128 - code  # a shell's status for "killed by signal N"
     return REJECTED if fail_on_reject and reply.get("publish_rejected") is True else OK
 
 

@@ -1,5 +1,5 @@
-"""Words of a command line -> globals, operation and arguments. The catalog says which flags there are;
-nothing is sent or read from disk but `--…-file`.
+"""Parse a command line into globals, operation and arguments. The flags come from the catalog; nothing is
+sent, and only the files of `--…-file` are read.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ GLOBALS: dict[str, tuple[Global, ...]] = {
 
 
 class Parsed(NamedTuple):
-    """A command line. `error` is what is wrong with the operation's own arguments: reported after
-    configuration, as the contract's order wants.
+    """A command line. `error`: the fault in the operation's own arguments, which the contract reports after
+    faults of the configuration.
     """
 
-    options: dict[str, str]  # globals that were given; a flag without value is "true"
+    options: dict[str, str]  # given globals; a flag without value is "true"
     name: str | None
-    words: tuple[str, ...]  # what follows `help`
+    words: tuple[str, ...]  # the words after `help`
     operation: Operation | None
     args: dict[str, Any]
     error: OperationError | None
@@ -77,14 +77,14 @@ def usage_error(message: str) -> OperationError:
 def parse(
     argv: Sequence[str], domain: str, operations: Sequence[Operation], *, repeated: bool = False
 ) -> Parsed:
-    """Globals anywhere but inside a flag's value; then the operation; then its flags and positionals.
+    """Parse globals (anywhere but inside a flag's value), the operation, and its flags and positionals.
 
     Args:
         repeated: an array of strings may be given one by one (`--env A=1 --env B=2`), as `eos` allows.
 
     Raises:
-        OperationError: invalid_request for a global that is given twice, lacks its value or stands before the
-            operation unknown.
+        OperationError: invalid_request for a global that is given twice or lacks its value, and for an
+            unknown option before the operation.
     """
     return _Parser(domain, {operation.name: operation for operation in operations}, repeated).run(list(argv))
 
@@ -122,7 +122,9 @@ class _Parser:
         return Parsed(self.options, self.name, tuple(self.words), self.operation, self.args, self.error)
 
     def is_help(self, token: str) -> bool:
-        """`-h` where the operation waits for its positional, after its own flags, is that positional."""
+        """Return False for a `-h` after the operation's own flags while its positional is missing: it is that
+        positional.
+        """
         return token == "--help" or not (self.seen_own and self.open_positional() is not None)
 
     def open_positional(self) -> Argument | None:
@@ -156,7 +158,7 @@ class _Parser:
         self.take(positional, token)
 
     def quoted(self, operation: Operation) -> str:
-        """Hint for words that the shell split and that belong to one positional."""
+        """Return a hint for words that the shell split and that belong to one positional."""
         taken = next((a.positional for a in operation.arguments if a.positional), None)
         return f"; {taken} is one word: quote all of it" if taken else ""
 
@@ -302,7 +304,7 @@ def value_of(argument: Argument, text: str) -> Any:
 
 
 def _as_array(argument: Argument, text: str) -> str:
-    """How the same words are written as an array, for an array of strings."""
+    """Return a hint that writes the same words as an array, for an array of strings."""
     if (argument.items or {}).get("type") != "string" or text.lstrip()[:1] in ("[", "{"):
         return ""
     written = json.dumps([text[:80]], ensure_ascii=False)
@@ -318,7 +320,7 @@ def check_request_id(value: str) -> None:
 
 
 def _read(argument: Argument, path: str) -> str:
-    """Text of a file, `-` is standard input; UTF-8, since the request is JSON."""
+    """Read the text of a file, or standard input for `-`; UTF-8, since the request is JSON."""
     try:
         if path == "-":
             content = sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""One of the three programs from its words to its exit status; they differ by their domain only."""
+"""One of the three programs, from command line to exit status; they differ only by their domain."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from eos_mcp.gateway_client import sync
 
 
 def main(domain: str, program: str, argv: Sequence[str] | None) -> int:
-    """As `run`, for the three programs. With the words of the command line (None) the process ends here.
+    """Call `run` for one of the three programs. For `argv` None the process exits here.
 
-    The interpreter's own way out takes one module after the other apart, for a tenth of the life of a command
-    line. There is nothing to do in it: what is written is flushed, and no thread or exit handler is ours.
+    os._exit, since the interpreter's shutdown unloads module after module, for a tenth of the life of a
+    command line. Nothing is lost: output is flushed, and this program has no thread and no exit handler.
     """
     status = run(domain, program, argv)
     if argv is None:
@@ -117,7 +117,7 @@ def send(
     progress = "progress" in parsed.options
     watched = progress or (
         operation in catalog.DOMAINS["manager"] and sys.stderr.isatty()
-    )  # some take seconds
+    )  # some operations take seconds
     reply = sync.call(
         settings,
         operation.name,
@@ -139,7 +139,7 @@ def send(
 
 
 def help_text(parsed: Parsed, domain: str, program: str) -> str | None:
-    """The page that the words ask for; None when they ask for a call."""
+    """Return the requested help page; None when the command line is a call."""
     if "version" in parsed.options:
         from eos_mcp import __version__
 
@@ -161,8 +161,8 @@ def help_text(parsed: Parsed, domain: str, program: str) -> str | None:
 
 
 def selected_sandbox(parsed: Parsed, domain: str) -> str | None:
-    """The runtime program's sandbox: flag, then environment. The others take it as an argument of the
-    operation.
+    """Return the runtime program's sandbox: flag, then environment. The other programs take it as an argument
+    of the operation.
     """
     if domain != "runtime":
         return None

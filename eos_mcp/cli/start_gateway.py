@@ -1,8 +1,8 @@
 """`start-sandbox-docker-gateway`: replace the gateway that the pid file names by a new one, detached.
 
 The new one listens on TCP (and on this user's own socket, as every gateway), runs until it is stopped, and
-finds the running sandboxes of its predecessor. This program returns once the new gateway answers, or says why
-it does not.
+finds the running sandboxes of its predecessor. This program returns once the new gateway answers, or prints
+the reason why it does not.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
     )
     log = paths.log_path()
     stop.by_pid_file(pid_file)
-    stop.running()  # one started on demand: one gateway per state directory
+    stop.running()  # also a gateway started on demand: one gateway per state directory
     arguments = ["--gateway-endpoint", str(endpoint), "--pid-file", pid_file]
     if configuration is not None:
         arguments += ["--config-yaml", os.path.abspath(configuration)]
@@ -97,8 +97,8 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
 
 
 def _configured_pid_file(configuration: str | None, root: str | None) -> str:
-    """`gateway.pid_path`; of a document that cannot be read the default, as the gateway itself will say what
-    is wrong with it.
+    """Return `gateway.pid_path`. For an unreadable document return the default: the gateway itself will
+    report the fault.
     """
     from eos_mcp.config.load import ConfigError, load
 
@@ -110,14 +110,14 @@ def _configured_pid_file(configuration: str | None, root: str | None) -> str:
 
 
 def product_root() -> str | None:
-    """Directory with bin/ and config/ that this program runs from; None when installed elsewhere."""
+    """Return the directory with bin/ and config/ that this program is in; None when installed elsewhere."""
     given = os.environ.get("EOS_PRODUCT_ROOT")
     root = given or os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return root if os.path.exists(os.path.join(root, "config", "prd.yml")) else None
 
 
 def last_reason(log: str, pid: int) -> str:
-    """Error of the `start_failed` log line of process `pid`."""
+    """Return the error in the `start_failed` log line of process `pid`."""
     import json
 
     try:

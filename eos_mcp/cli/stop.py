@@ -1,4 +1,4 @@
-"""Stop a running gateway: SIGTERM to a process that is one beyond doubt, and wait until it has gone."""
+"""Stop a running gateway: check that the process is a gateway, send SIGTERM, and wait for its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP_S = 30.0
 
 
 def running() -> int | None:
-    """Stop the gateway of this state directory; its pid, or None when there was none.
+    """Stop the gateway of this state directory; return its pid, or None when none ran.
 
     Raises:
         OperationError: it does not end.
@@ -33,7 +33,7 @@ def running() -> int | None:
 
 
 def by_pid_file(path: str) -> int | None:
-    """Stop the gateway that a pid file names. A pid that is some other program's by now is left alone.
+    """Stop the gateway that a pid file names. A pid that another program has since got is left alone.
 
     Raises:
         OperationError: it does not end.

@@ -1,9 +1,9 @@
 """Three scripted agents in one sandbox, each with an MCP server process of its own, all at work at the same
 time.
 
-They wait for one another only where the story needs it: everybody has started from the same version before
-anybody publishes, and carol ends her command after alice has published. What they do in between is real: real
-sessions, real tests, a real conflict.
+They wait for one another only at two points: all have started from the same version before the first
+publishes, and carol ends her command after alice has published. Everything else runs freely: real sessions,
+real tests, a real conflict.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ report_top() {
 
 
 class ToolRefused(Exception):
-    """A tool call came back as an error; `kind` and `details` are the envelope's."""
+    """An error result of a tool call, with `kind` and `details` of its envelope."""
 
     def __init__(self, tool: str, error: Mapping[str, Any]) -> None:
         super().__init__(f"{tool}: {error.get('message')}")
@@ -49,7 +49,7 @@ class ToolRefused(Exception):
 
 
 class ScriptedAgent:
-    """One agent: an MCP client, the sandbox that it works in, and its voice in the story."""
+    """One agent: an MCP client, the sandbox that it works in, and its name in the output."""
 
     def __init__(self, name: str, client: Client, sandbox_id: str, story: Story) -> None:
         self.name, self.client, self.sandbox_id, self.story = name, client, sandbox_id, story
@@ -58,19 +58,19 @@ class ScriptedAgent:
         self.story.say(self.name, text, *more)
 
     async def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
-        """One tool call; the structured result. Raises Refused on an error result."""
+        """Call a tool; return the structured result. Raises ToolRefused on an error result."""
         return await call(self.client, tool, sandbox_id=self.sandbox_id, **arguments)
 
 
 async def call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
-    """One tool call over MCP; the structured result, the same as the text's JSON. Raises Refused on an error
-    result.
+    """Call a tool over MCP; return the structured result, which equals the text's JSON. Raises ToolRefused on
+    an error result.
     """
     return structured(tool, await client.call_tool(tool, arguments, read_timeout_seconds=CALL_DEADLINE_S))
 
 
 def structured(tool: str, result: CallToolResult) -> dict[str, Any]:
-    """The structured content of a result. Raises Refused on an error result."""
+    """Return the structured content of a result. Raises ToolRefused on an error result."""
     found: Any = result.structured_content
     if not isinstance(found, dict):
         raise ToolRefused(
@@ -84,13 +84,13 @@ def structured(tool: str, result: CallToolResult) -> dict[str, Any]:
 
 @asynccontextmanager
 async def connected(server: StdioServerParameters) -> AsyncGenerator[Client]:
-    """An MCP client on a fresh server process."""
+    """Connect an MCP client to a new server process."""
     async with Client(server, read_timeout_seconds=CALL_DEADLINE_S) as client:
         yield client
 
 
 class DemoStage:
-    """The points at which the agents meet."""
+    """The two points at which the agents wait for one another."""
 
     def __init__(self) -> None:
         self.started = {"alice": anyio.Event(), "bob": anyio.Event(), "carol": anyio.Event()}
@@ -111,7 +111,7 @@ def failures(output: str) -> list[str]:
 
 
 async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
-    """Fixes a bug in a session of her own, with the tests, and publishes."""
+    """Fix a bug in a private session, run the tests, and publish."""
     session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
     me.say("opens a workspace session: her own view of the project")
     await stage.all_started(me.name)
@@ -136,7 +136,7 @@ async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
 
 
 async def bob(me: ScriptedAgent, stage: DemoStage) -> None:
-    """Adds a file with one command and no session: it is published when the command ends."""
+    """Add a file with one command and no session: it is published when the command ends."""
     await stage.all_started(me.name)
     script = (
         f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top "
@@ -149,7 +149,7 @@ async def bob(me: ScriptedAgent, stage: DemoStage) -> None:
 
 
 async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
-    """Changes the same line as alice, is refused, and loses nothing."""
+    """Change the same line as alice, be refused, and lose nothing."""
     cmd = "sed -i \"s/'%d\\.%02d/'%d,%02d/\" lib/money.sh && grep -n printf lib/money.sh && read answer"
     running = await me.call("exec_command", cmd=cmd, agent=me.name, yield_time_ms=300)
     me.say(

@@ -1,7 +1,5 @@
-"""Which image the demo runs in: a local one that has /bin/sh, else one made from the host's static busybox,
-else none.
-
-Nothing is pulled. The answer is a name for `create_sandbox` and a sentence that says why.
+"""Choose the image of the demo: a local one that has /bin/sh, else one made from the host's static busybox,
+else none. Nothing is pulled.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ def has_shell(engine: docker.DockerClient, image: str) -> bool:
 
 
 def local_image(engine: docker.DockerClient) -> str | None:
-    """The smallest tagged local image that can run the demo's shell; at most eight are looked at."""
+    """Return the smallest tagged local image that can run the demo's shell; at most eight are checked."""
     images: list[Any] = sorted(
         (i for i in engine.images.list() if i.tags), key=lambda i: int(i.attrs.get("Size", 0))
     )
@@ -103,8 +101,8 @@ def busybox_image(engine: docker.DockerClient) -> str | None:
 
 
 def choose(image: str | None, backend: str) -> ImageChoice:
-    """The image and backend for what the caller asked; under `auto` Docker is used when an engine answers and
-    has, or can get, an image.
+    """Choose image and backend, with the reason; `auto` uses Docker when an engine answers and has, or can
+    get, an image.
     """
     if backend == "local" or (image is not None and (image == "host" or image.startswith("rootfs:"))):
         return ImageChoice(image or "host", "local", "the local provider was asked for")

@@ -11,7 +11,7 @@ from eos_mcp.demo.options import USAGE, parse
 
 
 def main(argv: list[str]) -> int:
-    """Run the demo; the exit status is 0 only when every step did what it says."""
+    """Run the demo; the exit status is 0 only when every step succeeded."""
     try:
         options = parse(argv)
     except ValueError as error:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
 
 
 def remove(home: Path) -> None:
-    """Delete the demo's own directory; what a sandbox left behind would be said, not hidden."""
+    """Delete the demo's directory, and report what cannot be deleted."""
     shutil.rmtree(home, ignore_errors=True)
     if home.exists():
         print(f"eos demo: could not remove {home}", file=sys.stderr)

@@ -21,7 +21,7 @@ class DemoOptions:
 
 
 def parse(argv: list[str]) -> DemoOptions | None:
-    """The options, or None for help. Raises ValueError that names what is wrong."""
+    """Parse the options; None for help. Raises ValueError that names the fault."""
     options, at = DemoOptions(), 0
     while at < len(argv):
         flag, _, attached = argv[at].partition("=")

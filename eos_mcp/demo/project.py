@@ -1,9 +1,8 @@
 """The project that the demo's agents work on: a small shell program with tests that run by `sh` alone, and a
 git history.
 
-The files lie in `project/` as they are at the end of the history; `history/` holds what an earlier commit had
-instead. The repository is written by this module, object by object, so that a machine without git gets the
-same one.
+`project/` has the files at the end of the history; `history/` has older contents for earlier commits. This
+module writes the repository object by object, so that a machine without git gets the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SOURCE = Path(__file__).parent
 
 
 class Commit(NamedTuple):
-    """One step of the history: which files are there after it, and which older text some of them have."""
+    """One commit of the history: its files, and the older text that some of them have."""
 
     message: str
     unix_s: int
@@ -58,7 +57,7 @@ def _mode(path: str) -> int:
 
 
 class Repository:
-    """Writes loose git objects below `.git`."""
+    """Writer of loose git objects below `.git`."""
 
     def __init__(self, root: Path) -> None:
         self.git = root / ".git"
@@ -80,7 +79,7 @@ class Repository:
         return name
 
     def tree(self, blobs: dict[str, tuple[int, bytes]]) -> bytes:
-        """The tree object of {path: (mode, blob name)}, with its subtrees."""
+        """Store the tree object of {path: (mode, blob name)} with its subtrees; return its name."""
         here: dict[str, tuple[str, bytes]] = {}
         below: dict[str, dict[str, tuple[int, bytes]]] = {}
         for path, (mode, blob) in blobs.items():
@@ -104,7 +103,7 @@ class Repository:
         return self.put("commit", "\n".join(lines).encode()), blobs
 
     def index(self, root: Path, blobs: dict[str, tuple[int, bytes]]) -> None:
-        """The index, version 2, so that `git status` finds a clean work tree without reading it."""
+        """Write the index, version 2, so that `git status` finds a clean work tree without reading it."""
         entries = b""
         for path in sorted(blobs):
             mode, blob = blobs[path]

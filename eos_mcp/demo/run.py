@@ -24,7 +24,8 @@ PROGRESS_WIDTH = 100
 def server_parameters(home: Path, backend: str, dest: Path) -> StdioServerParameters:
     """Parameters of one `eos-mcp` process on the demo's own gateway, which sees no other sandboxes.
 
-    State, token and base cache are in `home`, and so is the other cache where the user's own is not writable.
+    State, token and base cache are in `home`. The other cache is there too when the user's own is not
+    writable.
     """
     names = (
         "PATH",
@@ -81,7 +82,7 @@ def run(options: DemoOptions, home: Path) -> int:
 
 
 def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
-    """The exceptions of a group and of the groups in it."""
+    """Return the exceptions of a group and of the groups in it."""
     found: list[Exception] = []
     for error in group.exceptions:
         found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]

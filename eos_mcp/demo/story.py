@@ -9,7 +9,7 @@ WIDTH = 9
 
 
 class Story:
-    """Prints to standard output as things happen; `times` keeps what the summary wants."""
+    """Printer of steps to standard output; `times` keeps the seconds that the summary shows."""
 
     def __init__(self, *, colour: bool | None = None) -> None:
         self.start = time.monotonic()
@@ -23,7 +23,7 @@ class Story:
         print(f"\n{text}\n", flush=True)
 
     def say(self, who: str, text: str, *more: str) -> None:
-        """One step, and below it lines that show what came back."""
+        """Print one step, and below it lines of its result."""
         name = f"{who:<{WIDTH}}"
         if self.colour and who in self.paint:
             name = f"\033[{self.paint[who]}m{name}\033[0m"

@@ -7,8 +7,8 @@ import sys
 
 
 def _find_own_packages() -> None:
-    """Started by path: the packages that lie around this file are those of whoever started it. They stand
-    before any other installed copy and behind the standard library.
+    """Import the packages beside this file when it was started by its path: they belong to the client that
+    started it. In sys.path they come after the standard library and before any other installed copy.
     """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     others = [index for index, entry in enumerate(sys.path) if os.path.isdir(os.path.join(entry, "eos_mcp"))]

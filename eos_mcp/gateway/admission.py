@@ -1,4 +1,4 @@
-"""Bounds of the connections that a gateway holds: strangers, which have shown no token yet, and clients."""
+"""Limits on the connections of a gateway: strangers, which have not sent the token yet, and clients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import socket
 from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
 
 STRANGERS = 256
-"""Most strangers. They count against no limit of clients: one more, and the oldest is hung up on."""
+"""Most strangers. They do not count against the limit of clients; for one more, the oldest stranger is
+disconnected.
+"""
 
 
 class Admission:
-    """Each connection is met first, admitted once its token was found right, and leaves in the end."""
+    """Counts of connections: `meet` at accept, `admit` after a correct token, `leave` at the end."""
 
     def __init__(self, max_clients: int) -> None:
         self._max_clients = max_clients
@@ -20,7 +22,9 @@ class Admission:
         self._clients: set[socket.socket] = set()
 
     def meet(self, connected: socket.socket) -> None:
-        """Count a stranger. The oldest of too many is shut down: its reader finds the end of the stream."""
+        """Count a stranger. Above the limit the oldest is shut down: its reader then receives the end of the
+        stream.
+        """
         self._strangers[connected] = None
         if len(self._strangers) > STRANGERS:
             oldest = next(iter(self._strangers))
@@ -29,7 +33,7 @@ class Admission:
                 oldest.shutdown(socket.SHUT_RDWR)
 
     def admit(self, connected: socket.socket) -> None:
-        """Count a connection whose token was right as a client.
+        """Count a connection with a correct token as a client.
 
         Raises:
             OperationError: internal_error, reason gateway_at_capacity.
@@ -48,6 +52,6 @@ class Admission:
         self._clients.add(connected)
 
     def leave(self, connected: socket.socket) -> None:
-        """Count a connection no longer."""
+        """Remove a connection from the counts."""
         self._strangers.pop(connected, None)
         self._clients.discard(connected)

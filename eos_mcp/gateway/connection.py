@@ -1,4 +1,4 @@
-"""One connection of a client: read one line, authenticate it, have it answered, send the reply, close."""
+"""One connection of a client: read one line, authenticate it, get the answer, send the reply, close."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from eos_mcp.gateway.progress import ProgressSender
 from eos_mcp.requests import caller
 
 READ_TIMEOUT_S = 30.0  # for the whole request
-ANSWER_TIMEOUT_S = (
-    60.0  # for 16 MiB at most; a client that takes longer to read them holds a place for nothing
-)
+ANSWER_TIMEOUT_S = 60.0  # for at most 16 MiB; a client that reads more slowly occupies a connection
 
 Answer = Callable[[Request, Callable[[str], None]], Awaitable[dict[str, Any] | bytes]]
-"""`Router.answer`: a request and a function for its progress -> the reply; bytes are encoded already."""
+"""`Router.answer`: a request and a function for its progress -> the reply; bytes are already encoded."""
 
 
 class ClientConnection:
@@ -44,7 +42,9 @@ class ClientConnection:
         self._token, self._admission, self._answer = token, admission, answer
 
     async def serve(self) -> None:
-        """Answer the request and close. Every failure is an answer; a cancellation is the gateway's end."""
+        """Answer the request and close. Every failure becomes an error reply; a cancellation means that the
+        gateway ends.
+        """
         try:
             reply = await self._reply()
             if reply is not None:
@@ -107,7 +107,7 @@ class ClientConnection:
             return None
 
     def _authenticated(self, received: bytes) -> Request:
-        """Decode a request after a look at its token.
+        """Check the token of a request, then decode it.
 
         Raises:
             OperationError: bad_json, unauthorized, invalid_request.
@@ -130,7 +130,7 @@ class ClientConnection:
         return request
 
     async def _result(self, request: Request) -> bytes:
-        """Have a request answered, its progress sent before the reply."""
+        """Get the answer to a request; its progress is sent before the reply."""
         wants_progress = request.transport.get(protocol.STREAM_LOGS_KEY) is True
         progress = ProgressSender(self._line) if wants_progress else None
         caller.answer_on(self._line.socket)
@@ -150,13 +150,13 @@ class ClientConnection:
 
 
 def _shown(raised: Exception, request: Request | None) -> OperationError:
-    """Turn what failed into the error that the client sees. The request id finds it in the log."""
+    """Convert an exception into the error that the client sees. The log has it under the request id."""
     request_id = "" if request is None else request.request_id
     if isinstance(raised, OperationError):
         if request is not None and raised.kind == INTERNAL_ERROR:
             raised.details.setdefault("request_id", request_id)
         return raised
-    if isinstance(raised, OSError):  # of this machine: a full disk, most of all
+    if isinstance(raised, OSError):  # an error of this machine, most often a full disk
         shown = protocol.os_error(raised, kind=INTERNAL_ERROR)
         shown.details.setdefault("request_id", request_id)
         log("os_error", request_id=shown.details["request_id"], error=repr(raised))

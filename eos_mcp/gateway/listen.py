@@ -1,5 +1,5 @@
-"""Listening sockets: a unix socket of mode 0600, TCP, or a descriptor that the client which started us had
-bound already.
+"""Listening sockets: a unix socket of mode 0600, TCP, or a descriptor that the client that started this
+gateway had bound.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from eos_mcp.gateway_client.sync import GatewayEndpoint
 
 
 class ListenError(Exception):
-    """Names the endpoint, what is wrong and the next step."""
+    """Error with the endpoint, the fault and the next step."""
 
 
 class Listener(NamedTuple):
@@ -23,11 +23,11 @@ class Listener(NamedTuple):
     socket: socket.socket
     identity: (
         tuple[int, int] | None
-    )  # device and inode of a unix socket's file, so that only our own is ever removed
+    )  # device and inode of a unix socket's file, so that only our own file is removed
 
 
 def inherited(fd: int, endpoint: GatewayEndpoint) -> Listener:
-    """Take the listening socket that a client passed on."""
+    """Use the listening socket that a client passed to this process."""
     listening = socket.socket(fileno=fd)
     listening.set_inheritable(False)
     listening.setblocking(False)
@@ -58,7 +58,8 @@ def unix(path: str) -> Listener:
 
 
 def tcp(endpoint: GatewayEndpoint) -> Listener:
-    """Listen on a TCP address; port 0 takes a free one, which the result's `endpoint` has.
+    """Listen on a TCP address; for port 0 the kernel chooses a free port, which the result's `endpoint`
+    names.
 
     Raises:
         ListenError: the port is taken, or the address is not ours.

@@ -1,5 +1,5 @@
-"""Which process is the gateway of a state directory: a locked pid file. The kernel drops the lock with the
-process, whatever ends it.
+"""The owner of a state directory: the gateway that holds the lock on its pid file. The kernel releases the
+lock when the process ends, for any reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AlreadyRunning(Exception):
 
 
 class Ownership:
-    """Held for the life of a gateway. `claim` writes the pid, `release` removes the file."""
+    """The lock, held for the life of a gateway. `claim` writes the pid, `release` removes the file."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -29,7 +29,7 @@ class Ownership:
         """Become the owner of the state directory.
 
         Args:
-            wait_s: how long a predecessor that is on its way out is waited for.
+            wait_s: longest wait for a predecessor that is ending.
         Raises:
             AlreadyRunning: another gateway owns it.
             OSError: the state directory cannot be written.
@@ -64,7 +64,7 @@ class Ownership:
 
 
 def running_pid() -> int | None:
-    """The pid of the living gateway of this state directory; None when there is none."""
+    """Return the pid of the running gateway of this state directory; None without one."""
     try:
         fd = os.open(paths.pid_path(), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -79,8 +79,8 @@ def running_pid() -> int | None:
 
 
 def instance_id() -> str:
-    """The mark on this state directory's containers, minted once: two users or two test runs on one engine
-    never adopt each other's.
+    """Return the id that labels the containers of this state directory. It is made once, so that two users or
+    two test runs on one engine never adopt each other's containers.
     """
     path = os.path.join(paths.state_dir(), "instance_id")
     for _ in range(2):

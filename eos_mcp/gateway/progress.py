@@ -12,7 +12,7 @@ FRAME_TIMEOUT_S = 60.0
 
 
 class ProgressSender:
-    """Sends frames in a task of its own, which the first frame starts, so that a client that does not read
+    """Sender of frames in a separate task, which the first frame starts, so that a client that does not read
     delays only itself. Construct it inside the loop.
     """
 
@@ -30,9 +30,9 @@ class ProgressSender:
             self._loop.call_soon_threadsafe(self._enqueue, message)
 
     async def flush(self) -> None:
-        """Wait until every message was sent. The threads that call `put` have ended."""
+        """Wait until every message was sent. Call it after the threads that call `put` have ended."""
         if self._used:
-            await asyncio.sleep(0)  # the loop's turn for the messages that other threads handed over
+            await asyncio.sleep(0)  # let the loop run the callbacks with messages of other threads
         if self._sending is not None:
             self._queue.put_nowait(None)
             await self._sending

@@ -29,7 +29,7 @@ REVISING = frozenset(
 )
 FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info", "export_dry_run")
 NO_ANSWER = frozenset({"forward_timeout", "sandbox_unreachable"})
-LOGGED_CHARACTERS = 200  # of what a client named: it decides no more of the log
+LOGGED_CHARACTERS = 200  # limit on text of a client in a log line
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 
 
@@ -52,7 +52,7 @@ class ManagerProtocol(Protocol):
 
 
 class Router:
-    """Answers one decoded request; every failure leaves as an OperationError."""
+    """Dispatcher of decoded requests; every failure is raised as an OperationError."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Router:
     ) -> None:
         self._manager, self._forwarder = manager, forwarder
         self._info, self._contract_results = info, contract_results
-        # Sandbox and request id of commands that are waited for.
+        # Sandbox and request id of commands whose end a client awaits.
         self._executing: set[tuple[str, str]] = set()
 
     async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
@@ -137,7 +137,7 @@ class Router:
         executing = (sandbox_id, request.request_id) if op == "exec_command" else None
         if executing is not None:
             self._executing.add(executing)
-        elif op == "cancel_request":  # the request that it names may not have reached the agent yet
+        elif op == "cancel_request":  # the request to cancel may not have reached the agent yet
             args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
         try:
             line = await self._forwarder.request_line(
@@ -231,8 +231,8 @@ def _kind(reply: Mapping[str, Any] | bytes) -> str:
 
 
 def _counts(reply: Mapping[str, Any] | bytes) -> bool:
-    """Return True when the call changed the sandbox, as a publish that failed only in closing the session
-    has.
+    """Return True when the call changed the sandbox; a publish that failed only while it closed the session
+    did.
     """
     if isinstance(reply, bytes) or not protocol.is_error(reply):
         return True

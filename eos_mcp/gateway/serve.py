@@ -34,12 +34,12 @@ REFUSE_S = 2.0
 
 
 class StartError(Exception):
-    """Why this gateway cannot serve, for a person."""
+    """The reason, for a person, why this gateway cannot serve."""
 
 
 def run(chosen: ServeOptions) -> int:
-    """Serve until stopped; returns the exit status. What keeps it from serving is said on standard error, and
-    to clients that already wait.
+    """Serve until stopped; returns the exit status. A failure to start is reported on standard error and to
+    clients that already wait.
     """
     if chosen.listen_fd is not None:
         _close_others(chosen.listen_fd)
@@ -66,7 +66,7 @@ def run(chosen: ServeOptions) -> int:
             raise StartError(error.message) from None
         except OSError as error:
             raise StartError(f"{error.strerror}: {error.filename}") from None
-        for name in paths.VARIABLES:  # a relative path means the caller's directory, which is left now
+        for name in paths.VARIABLES:  # a relative path starts from the caller's directory, which is left here
             if os.environ.get(name):
                 os.environ[name] = os.path.abspath(os.environ[name])
         os.chdir("/")
@@ -201,7 +201,7 @@ def _manager(settings: Config, backend: str, forwarder: AgentPool) -> ManagerPro
 
 
 def _listeners(chosen: ServeOptions, bind_addr: str | None) -> list[Listener]:
-    """The endpoint that was asked for and this user's own socket, on every gateway."""
+    """Return the listeners: the requested endpoint and, for every gateway, this user's own socket."""
     found: list[Listener] = []
     own = GatewayEndpoint("unix", path=paths.socket_path())
     try:
@@ -225,14 +225,14 @@ def _listeners(chosen: ServeOptions, bind_addr: str | None) -> list[Listener]:
             listen.unlink_own(listener)
             listener.socket.close()
         if chosen.listen_fd is not None and found:
-            found[0].socket.detach()  # clients that wait there still get the reason
+            found[0].socket.detach()  # clients in its backlog still get the reason
         raise
     return found
 
 
 def _tell_waiting(chosen: ServeOptions, why: str) -> None:
-    """Clients that stand in the backlog of a handed-over socket get the reason, instead of a connection that
-    breaks.
+    """Send the reason to clients in the backlog of a handed-over socket, instead of breaking their
+    connections.
     """
     if chosen.listen_fd is None:
         return
@@ -255,8 +255,8 @@ def _tell_waiting(chosen: ServeOptions, why: str) -> None:
 
 
 def _close_others(listen_fd: int) -> None:
-    """A client hands over one descriptor; whatever else came along (pipes of its caller) is not ours to hold
-    open.
+    """Close inherited descriptors except the one that a client handed over: others (pipes of its caller) must
+    not stay open in this process.
     """
     os.closerange(3, listen_fd)
     os.closerange(listen_fd + 1, 65536)

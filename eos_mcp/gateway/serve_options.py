@@ -1,5 +1,5 @@
-"""Flags and environment of `sandbox-gateway serve`; with the configuration they say where to listen and as
-whom.
+"""Flags and environment of `sandbox-gateway serve`. With the configuration they determine endpoints, token
+and pid file.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class ServeOptions(NamedTuple):
 
 
 def parse(words: Sequence[str]) -> ServeOptions:
-    """Options of `serve`.
+    """Parse the options of `serve`.
 
     Raises:
-        UsageError: says which word is wrong.
+        ServeUsageError: names the wrong word.
     """
     found: dict[str, str] = {}
     rest = list(words)
@@ -99,7 +99,7 @@ def usage() -> str:
 
 
 def token_of(options: ServeOptions) -> str:
-    """The token that requests must carry.
+    """Return the token that requests must carry.
 
     Raises:
         OperationError: config_error about the token file.

@@ -16,7 +16,7 @@ ACCEPT_PAUSE_S = 0.1
 
 
 class GatewayServer:
-    """Serves `listeners` from `start` to `stop_accepting` and `finish`."""
+    """Server on `listeners`, from `start` to `stop_accepting` and `finish`."""
 
     def __init__(
         self, listeners: list[Listener], token: str, answer: Answer, *, max_connections: int
@@ -72,7 +72,7 @@ class GatewayServer:
             connected, _ = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # the client left
             return
-        except OSError as error:  # out of descriptors: those in use will be given back
+        except OSError as error:  # no free descriptor: connections that end release some
             log("accept_failed", error=str(error))
             loop = asyncio.get_running_loop()
             loop.remove_reader(listening)

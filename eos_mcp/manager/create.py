@@ -1,5 +1,5 @@
-"""`create_sandbox`: checks, the base, then one sandbox after another; a failure takes back everything that
-this call made.
+"""`create_sandbox`: checks, the base, then one sandbox after another. On a failure everything that this call
+made is removed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from eos_mcp.workspace import base
 
 Progress = Callable[[str], None]
 WARNED = 20
-"""Things that a base leaves out, of which its sandboxes' records and the progress say so."""
+"""Maximum of left-out entries of a base that the records of its sandboxes and the progress name."""
 
 
 class _Batch:
-    """How many sandboxes of one call have no record yet."""
+    """Number of sandboxes of one call that have no record yet."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -47,7 +47,7 @@ class Creation:
         self._copying: dict[str, asyncio.Lock] = {}
         self._under_way = 0
         self._to_come = 0
-        """Sandboxes of calls under way that have no record yet."""
+        """Number of sandboxes of running calls that have no record yet."""
         self._pause = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -55,8 +55,8 @@ class Creation:
         """Block new creations while the block runs.
 
         Raises:
-            OperationError: server_busy, reason creating: a creation is running, and no record names yet what
-                it uses.
+            OperationError: server_busy, reason creating: a creation is running whose base and runtime no
+                record names yet.
         """
         async with self._pause:
             if self._under_way:
@@ -78,11 +78,12 @@ class Creation:
         progress: Progress,
         bounds: Bounds = NO_BOUNDS,
     ) -> list[SandboxRecord]:
-        """`count` ready sandboxes over one base; fewer when the client hangs up, which gets no answer.
+        """Create `count` ready sandboxes over one base; fewer when the client hangs up, which then gets no
+        answer.
 
         Raises:
             OperationError: reason sandbox_limit, when there would be more than `manager.max_sandboxes`:
-                server_busy, or invalid_request where `count` alone is more; invalid_request for the
+                server_busy, or invalid_request when `count` alone exceeds it; invalid_request for the
                 workspace, operation_failed while preparing the base, else internal_error. No record,
                 container, process or directory of this call is left.
         """
@@ -105,7 +106,7 @@ class Creation:
         """
         missing = [path for path in (paths.cache_dir(), self.manager.bases) if not os.path.isdir(path)]
         if missing:
-            with contextlib.suppress(OSError):  # the copy says what is wrong with them
+            with contextlib.suppress(OSError):  # the copy reports the error
                 for path in missing:
                     private_dirs.make(path)
                 self.manager.tell_neighbours()
@@ -137,12 +138,12 @@ class Creation:
         manager = self.manager
         count = batch.left
         roots.check_root(workspace, manager.config.manager.workspace_roots)
-        roots_alone = bounds._replace(allow_sensitive=True)  # first: nothing is said of what lies outside
+        roots_alone = bounds._replace(allow_sensitive=True)  # first: reveal nothing about paths outside
         await manager.run(roots_alone.check, workspace, "workspace_root")
         if image.startswith(ROOTFS_PREFIX):
             await manager.run(bounds.check_rootfs, image)
         if os.path.isabs(workspace):
-            await manager.run(self._roll_back_killed, workspace)  # an export that was killed may have made it
+            await manager.run(self._roll_back_killed, workspace)  # a killed export may have made it
         await manager.run(base.check_workspace, workspace, manager.own)
         await manager.run(bounds.check, workspace, "workspace_root")
         provider = manager.provider_for(image)
@@ -163,7 +164,7 @@ class Creation:
             )
         await manager.run(
             bounds.check, workspace, "workspace_root"
-        )  # a directory on the way may have been exchanged before the copy
+        )  # a directory of the path may have been replaced before the copy
         await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
         how = "reused" if tree.reused else "built"
         progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
@@ -192,7 +193,7 @@ class Creation:
                     created_unix_ms=time.time_ns() // 1_000_000,
                 )
                 made.append(await self._one(provider, plan, progress))
-        except Exception:  # a cancelled call leaves `creating`: the next gateway takes it back when no thread works on it any more  # noqa: E501
+        except Exception:  # a cancelled call leaves `creating`: the next gateway removes it when no thread works on it any longer  # noqa: E501
             if made:
                 progress("destroying failed batch")
                 for record in reversed(made):
@@ -280,7 +281,7 @@ class Creation:
             raise
 
     async def _take_back(self, provider: Provider, record: SandboxRecord) -> None:
-        """Remove what was made; what cannot be removed stays listed as failed, so that a destroy can be tried
+        """Remove a half-made sandbox; if that fails it stays listed as failed, so that a destroy can be tried
         again.
         """
         try:

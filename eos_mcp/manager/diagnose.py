@@ -1,4 +1,4 @@
-"""Diagnose a request that broke off: the sandbox was destroyed, is gone, or only its agent ended."""
+"""Diagnose a broken request: the sandbox was destroyed, is gone, or only its agent ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from eos_mcp.record.registry import SandboxRecord
 
 LOOK_S, PAUSE_S = 3.0, 0.1
-"""How long a container that has ended may need to be seen as ended, or as started again."""
+"""Seconds until the engine reports an ended container as ended or restarted, and the pause between two
+checks.
+"""
 
 
 def destroyed(sandbox_id: str, op: str) -> OperationError:
@@ -32,13 +34,13 @@ def destroyed(sandbox_id: str, op: str) -> OperationError:
 async def explain(
     manager: ManagerParts, sandbox_id: str, op: str, broken: OperationError | None
 ) -> OperationError | None:
-    """The error that says what became of the sandbox during `op`.
+    """Return the error that explains the end of the sandbox or its agent during `op`.
 
     Args:
-        broken: how the connection ended; None: the agent answered that it is leaving, and only a destroy is
-            more than that.
+        broken: how the connection ended; None: the agent answered that it is stopping, and only a destroy
+            explains more.
     Returns:
-        sandbox_destroyed; agent_gone or `broken` itself (sandbox_gone); None: what was said stands.
+        sandbox_destroyed; agent_gone or `broken` itself (sandbox_gone); None: the agent's answer is correct.
     """
     record = manager.registry.find(sandbox_id)
     if record is None or record.state in ("stopping", "stopped"):
@@ -48,7 +50,7 @@ async def explain(
     try:
         async with asyncio.timeout(LOOK_S):
             ended = await _only_its_agent(manager, record)
-    except (TimeoutError, OperationError):  # it ended and did not come back, or the engine does not say
+    except (TimeoutError, OperationError):  # it ended and did not restart, or the engine does not answer
         ended = False
     if manager.registry.find(sandbox_id) is None:
         return destroyed(sandbox_id, op)
@@ -72,7 +74,7 @@ def _answers(record: SandboxRecord, found: FoundSandbox) -> bool:
 
 
 async def _only_its_agent(manager: ManagerParts, record: SandboxRecord) -> bool:
-    """Wait until it is certain, then return True when the sandbox still exists; a container restarts by
+    """Wait for a definite state, then return True when the sandbox still exists; a container restarts by
     itself.
     """
     provider = manager.provider(record.provider)

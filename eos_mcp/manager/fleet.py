@@ -1,5 +1,5 @@
-"""The fleet forms of `snapshot` and `resources`: ready sandboxes are asked, a few at a time, and one that
-does not answer is a row that says so.
+"""The fleet forms of `snapshot` and `resources`: ask the ready sandboxes, a few at a time. A sandbox that
+does not answer gets a row with the error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Latest = Callable[[str], Awaitable[tuple[str, list[str], dict[str, Any] | None]]
 
 
 class Asking(NamedTuple):
-    """How agents are asked: so many at a time, each for so long."""
+    """Limits of the requests to agents: how many at a time, and the timeout of each."""
 
     forwarder: AgentPool
     request_id: str
@@ -36,7 +36,7 @@ class Fleet:
         self._gate = asyncio.Semaphore(asking.at_once)
 
     async def snapshot(self) -> dict[str, Any]:
-        """{sandboxes: [node, ...]}, sorted by id."""
+        """Return {sandboxes: [node, ...]}, sorted by id."""
 
         async def node(record: SandboxRecord) -> dict[str, Any]:
             reply = await self._ask(record, "snapshot", {})
@@ -50,7 +50,7 @@ class Fleet:
         return {"sandboxes": await asyncio.gather(*(node(record) for record in self._records))}
 
     async def resources(self) -> dict[str, Any]:
-        """The newest point of each sandbox."""
+        """Return the newest point of each sandbox."""
 
         async def row(record: SandboxRecord) -> dict[str, Any]:
             said: list[str] = []
@@ -80,7 +80,7 @@ class Fleet:
         }
 
     async def _ask(self, record: SandboxRecord, op: str, args: dict[str, Any]) -> dict[str, Any] | str:
-        """The reply, or why there is none."""
+        """Return the reply, or the reason why none came."""
         asking = self._asking
         async with self._gate:
             try:
@@ -99,7 +99,7 @@ def counted_outside(record: SandboxRecord) -> bool:
 
 
 def second_best(availability: str) -> str:
-    """Availability of an agent's own samples in place of an engine's."""
+    """Return the availability to report when an agent's own samples replace those of an engine."""
     return "partial" if availability == "available" else availability
 
 

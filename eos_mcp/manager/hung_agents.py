@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 ASK_S = 2.0
 REPLACE_AFTER_S = 15.0
-"""How long start_sandbox waits for the answer of an agent that was running before it replaces it."""
+"""Seconds that start_sandbox waits for an answer of a running agent before it replaces the agent."""
 
 
 class Silence:
-    """Which agents missed an answer, and since when. On the manager's event loop."""
+    """Agents that missed an answer, each with the time. Used on the manager's event loop."""
 
     def __init__(self, manager: ManagerParts) -> None:
         self._manager = manager
         self._since: dict[str, int] = {}
 
     def note(self, sandbox_id: str) -> None:
-        """A request was not answered in its time."""
+        """Note that a request was not answered within its timeout."""
         self._since.setdefault(sandbox_id, int(time.time() * 1000))
 
     def forget(self, sandbox_id: str) -> None:
         self._since.pop(sandbox_id, None)
 
     async def shown(self, record: SandboxRecord, *, ask: bool) -> dict[str, Any]:
-        """The public record, with `silent_since_unix_ms` while its agent does not answer.
+        """Return the public record, with `silent_since_unix_ms` while its agent does not answer.
 
         Args:
-            ask: also one that has missed no answer so far.
+            ask: also ask an agent that has not missed an answer so far.
         """
         if record.state != "ready" or record.daemon is None:
             self.forget(record.id)
@@ -58,7 +58,7 @@ class Silence:
                 return False
             found = manager.provider(record.provider).find(
                 record
-            )  # one that is dead is started again by the next call
+            )  # a dead agent is started again by the next call
             return found is not None and (found.paused or (found.running and found.daemon == record.daemon))
 
         try:
@@ -67,12 +67,12 @@ class Silence:
                     self.note(record.id)
                 else:
                     self.forget(record.id)
-        except (TimeoutError, OperationError):  # the engine does not say
+        except (TimeoutError, OperationError):  # the engine does not answer
             self.note(record.id)
 
     async def revive(self, record: SandboxRecord, progress: Progress) -> FoundSandbox | None:
-        """As Provider.revive, on the way to an agent that answers: one that runs and does not is replaced.
-        None: nothing of it exists.
+        """Call Provider.revive, and replace an agent that runs and does not answer. None: nothing of the
+        sandbox exists.
 
         Raises:
             OperationError: internal_error.

@@ -1,5 +1,5 @@
-"""The manager: records, their states, and the operations over them. One per gateway, on its event loop; what
-blocks runs in threads.
+"""The manager: records, their states, and the operations over them. One per gateway, on its event loop;
+blocking calls run in threads.
 
     creating -> ready -> stopping -> stopped, then the record is removed
     failed      its container vanished; only a destroy ends this state
@@ -55,13 +55,15 @@ ASK_TOPOLOGY_S = 5.0
 RECONCILE_WAIT_S = 5.0
 DEAD_KEYS = ("workspace_session_id", "state", "reason", "paths", "bytes")
 OF_SANDBOX_SCOPE = frozenset({"cgroup"})
-"""Operations on one sandbox that its agent alone could not answer."""
+"""Operations on one sandbox that its agent cannot answer alone."""
 Progress = Callable[[str], None]
 Result = TypeVar("Result")
 
 
 class Manager:
-    """The operations, and where requests to sandboxes go. `start` first, `close` last."""
+    """The operations of the manager, and the addresses for requests to sandboxes. `start` comes first,
+    `close` last.
+    """
 
     def __init__(
         self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: AgentPool
@@ -128,8 +130,8 @@ class Manager:
         }
 
     async def start(self) -> None:
-        """Read the registry and look what became of its sandboxes; containers are looked for in the
-        background, operations wait for that.
+        """Read the registry and check the state of its sandboxes. Containers are looked up in the background;
+        operations wait for the result.
 
         Raises:
             OperationError: internal_error, reason registry_unreadable or no such backend.
@@ -142,7 +144,7 @@ class Manager:
             )
         try:
             private_dirs.make(self.state_dir)
-            with contextlib.suppress(OSError):  # creation says what is wrong with it
+            with contextlib.suppress(OSError):  # a creation reports the error
                 if os.path.isdir(paths.cache_dir()):
                     private_dirs.make(paths.cache_dir())
             self.registry = Registry.open(self.registry.path)
@@ -160,13 +162,13 @@ class Manager:
         self.metrics.watch()
 
     def tell_neighbours(self) -> None:
-        """Other gateways of this machine hide what is ours from their sessions."""
+        """Register our paths, so that other gateways of this machine hide them from their sessions."""
         if sys.platform == "linux":
             import pwd
 
             homes = [
                 os.path.expanduser("~")
-            ]  # for a container that is run as some uid: it has no entry, or one without a home
+            ]  # for a container with an arbitrary uid: no passwd entry, or one without a home
             with contextlib.suppress(KeyError):
                 homes.insert(0, pwd.getpwuid(os.getuid()).pw_dir)
             problems: list[str] = []
@@ -181,7 +183,7 @@ class Manager:
                 log("neighbours_untold", error="; ".join(problems))
 
     async def close(self) -> None:
-        """Keep what is only in memory; sandboxes live on."""
+        """Save state that is only in memory; sandboxes keep running."""
         self.closing.set()
         self.metrics.close()
         for task in self._reconciling.values():
@@ -195,7 +197,7 @@ class Manager:
             docker.close()
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """A blocking call in one of the manager's own threads."""
+        """Run a blocking call in one of the manager's own threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def handles(self, op: str, scope_kind: str) -> bool:
@@ -208,7 +210,7 @@ class Manager:
     async def handle(
         self, op: str, args: dict[str, Any], *, request_id: str, progress: Progress
     ) -> dict[str, Any]:
-        """The result of one operation.
+        """Perform one operation and return its result.
 
         Args:
             progress: called from any thread, in order, before this returns.
@@ -222,11 +224,11 @@ class Manager:
         return await self._handlers[op](args, request_id, progress)
 
     async def target(self, sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
-        """Where the agent of a ready sandbox listens.
+        """Return the address of the agent of a ready sandbox.
 
         Args:
-            refresh: ask the provider: ports change when a container restarts; a dead local agent is started
-                again.
+            refresh: ask the provider, since ports change when a container restarts; a dead local agent is
+                started again.
         Raises:
             OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when
                 the provider failed.
@@ -255,11 +257,11 @@ class Manager:
         return target
 
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
-        """As `diagnose.explain`."""
+        """Call `diagnose.explain`."""
         return await diagnose.explain(self, sandbox_id, op, broken)
 
     def note_silence(self, sandbox_id: str) -> None:
-        """Its agent missed an answer."""
+        """Note that the agent of a sandbox missed an answer."""
         self.silence.note(sandbox_id)
 
     def note_activity(self, sandbox_id: str) -> None:
@@ -271,7 +273,7 @@ class Manager:
         return len(self.registry)
 
     def backends(self) -> dict[str, Any]:
-        """State of each provider; `problem` is its last error, None without one."""
+        """Return the state of each provider; `problem` is its last error, None without one."""
         return {name: {"problem": self._said.get(name)} for name in self.providers}
 
     def provider(self, name: str) -> Provider:
@@ -287,12 +289,12 @@ class Manager:
         return found
 
     def provider_for(self, image: str) -> Provider:
-        """`host` and `rootfs:/abs/dir` are local, any other image is Docker's."""
+        """Return the local provider for `host` and `rootfs:/abs/dir`, Docker's for any other image."""
         return self.provider("local" if image_name.is_local(image) else "docker")
 
     async def _wait_reconciled(self, sandbox_id: Any = None, provider: str | None = None) -> None:
-        """Wait until what is concerned was reconciled, but not for an engine that hangs: then the registry's
-        word counts.
+        """Wait until the sandbox or provider was reconciled, but not for an engine that hangs: then the
+        registry's state is used.
         """
         record = self.registry.find(sandbox_id) if isinstance(sandbox_id, str) else None
         name = record.provider if record is not None else provider
@@ -324,8 +326,8 @@ class Manager:
             self.registry.put(there)
 
     async def _reconcile(self, name: str) -> None:
-        """Registry against reality: half-made sandboxes are removed, vanished ones fail, found ones are
-        adopted or get their ports.
+        """Compare the registry with the provider: remove half-made sandboxes, mark vanished ones as failed,
+        adopt sandboxes without a record, and update ports.
         """
         known = [record for record in self.registry if record.provider == name]
         try:
@@ -379,8 +381,8 @@ class Manager:
         return shown[0] if count == 1 else {"sandboxes": shown}
 
     async def _images(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        """Where both providers are on and Docker does not answer, what works is listed; an engine that was
-        asked for alone is an error.
+        """List images. When both providers are on and Docker does not answer, only the local image is listed;
+        without the local provider a failing engine is an error.
         """
         found: set[str] = set()
         failed: OperationError | None = None
@@ -455,8 +457,8 @@ class Manager:
     async def _would_discard(
         self, record: SandboxRecord, request_id: str, *, exactly: bool
     ) -> dict[str, Any] | None:
-        """Work that a destroy would discard: unexported layers, open sessions, drafts, dead sessions that are
-        not drafts.
+        """Return the work that a destroy would discard: unexported layers, open sessions, drafts, dead
+        sessions that are not drafts.
 
         None when the agent does not answer.
 
@@ -464,7 +466,7 @@ class Manager:
         `drafts` and `dead_sessions` has figures of its own.
 
         Args:
-            exactly: look at each session as a publish would, however long that takes.
+            exactly: scan each session like a publish, however long that takes.
         """
         target = record.target()
         if target is None or await self.run(lambda: ask_ready(target, timeout_s=0.5)) is not None:
@@ -504,8 +506,8 @@ class Manager:
         }
 
     async def _start(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        """A sandbox whose container was stopped or whose agent is dead runs again; an agent that does not
-        answer is replaced, one that does is left alone.
+        """Start a sandbox whose container was stopped or whose agent is dead. An agent that does not answer
+        is replaced; an agent that answers is left alone.
         """
         sandbox_id = arguments.text(args, "sandbox_id", "start_sandbox")
         record = self.registry.get(sandbox_id)
@@ -604,7 +606,9 @@ class Manager:
         return fleet.Fleet(ready, asking, lambda sandbox_id: self.run(self.metrics.latest, sandbox_id))
 
     async def _cgroup(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        """A session, and a sandbox of which no engine counts anything, are the agent's to tell."""
+        """Return cgroup figures. The agent answers for a session, and for a sandbox without samples of an
+        engine.
+        """
         given = _checked("cgroup", args)
         record = self.registry.get(arguments.text(args, "sandbox_id", "cgroup"))
         await self.target(record.id)
@@ -641,7 +645,7 @@ class Manager:
 
 
 def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> None:
-    """destroy_sandbox with `if_clean`, before anything has happened; published layers are no reason.
+    """Refuse a destroy_sandbox with `if_clean`, before any change; published layers do not count.
 
     Raises:
         OperationError: unpublished_work; unpublished_unknown when the agent could not be asked.
@@ -678,7 +682,7 @@ def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> 
 
 
 def _checked(op: str, args: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with their defaults.
+    """Return the arguments with their defaults.
 
     Raises:
         OperationError: invalid_request.

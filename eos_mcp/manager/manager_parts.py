@@ -1,5 +1,5 @@
-"""Parts of the manager that creation, diagnosis and the watch over hung agents use, as a protocol: they do
-not import it.
+"""Protocol with the parts of the manager that creation, diagnosis and the watch over hung agents use, so that
+these do not import the manager.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ManagerParts(Protocol):
     forwarder: AgentPool
     exports: Exports
     closing: threading.Event
-    """Set when the gateway ends: waits in threads give up."""
+    """Set when the gateway ends: waits in threads then stop."""
     bases: str
     """Directory of the workspace copies."""
     own: tuple[str, ...]

@@ -23,15 +23,15 @@ POINTS_MAX = 500
 """Limit of points in one answer."""
 STALE_MS = 10_000
 REST_S = 30.0
-"""Seconds before an engine is asked again about a container that it does not count."""
+"""Seconds before the engine is asked again about a container for which it reports no figures."""
 NOTHING = "the engine counts nothing of this sandbox"
 OFF = "resource samples are switched off (observability.resource_stats.enabled)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Metrics:
-    """Rings of the sandboxes whose provider can say what they use. The thread never keeps a gateway from
-    ending: an engine may hang.
+    """Rings of the sandboxes whose provider reports what they use. The thread is a daemon thread: an engine
+    that hangs must not keep the gateway from ending.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Metrics:
         with self._lock:
             now = next((each for each in self._records() if each.id == record.id), None)
             if now is None or now.state != "ready":
-                return  # it was destroyed, and its ring with it
+                return  # the sandbox was destroyed, with its ring
             try:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
                 self._ring(record.id).add(sample)
@@ -102,7 +102,7 @@ class Metrics:
         return self._rings.setdefault(sandbox_id, Ring(os.path.join(self._directory, f"{sandbox_id}.ring")))
 
     def forget(self, sandbox_id: str) -> None:
-        """A sandbox is gone: so is its ring."""
+        """Remove the ring of a destroyed sandbox."""
         with self._lock, contextlib.suppress(OSError):
             self._problems.pop(sandbox_id, None)
             self._rest_until.pop(sandbox_id, None)
@@ -116,7 +116,7 @@ class Metrics:
     # Reading; blocking
 
     def series(self, sandbox_id: str, window_ms: int) -> tuple[str, list[str], list[dict[str, Any]]]:
-        """(availability, errors, points within the window, oldest first)."""
+        """Return (availability, errors, points within the window, oldest first)."""
         samples = self._samples(sandbox_id)
         since = time.time() * 1000 - window_ms
         points = [
@@ -127,7 +127,7 @@ class Metrics:
         return *self._word(sandbox_id, samples), points[-POINTS_MAX:]
 
     def latest(self, sandbox_id: str) -> tuple[str, list[str], dict[str, Any] | None]:
-        """(availability, errors, the newest point)."""
+        """Return (availability, errors, the newest point)."""
         samples = self._samples(sandbox_id)[-2:]
         point = _point(samples[-1], samples[0] if len(samples) > 1 else None) if samples else None
         return *self._word(sandbox_id, samples), point
@@ -158,13 +158,13 @@ def _chosen(config: Config) -> Observability:
 
 
 def _point(sample: EngineSample, before: EngineSample | None) -> dict[str, Any]:
-    """A series point as contract 7.6 has it."""
+    """Return a series point in the form of contract 7.6."""
     values = {name: value for name, value in sample._asdict().items() if name != "ts" and value is not None}
     deltas: dict[str, int] = {}
     for name in COUNTERS:
         now, then = getattr(sample, name), getattr(before, name, None)
         if now is not None and then is not None:
-            deltas[name] = max(0, now - then)  # a container that was started again counts from nothing
+            deltas[name] = max(0, now - then)  # the counters of a restarted container begin at 0
     return {
         "ts": sample.ts,
         "sample_delta_ms": None if before is None else sample.ts - before.ts,

@@ -1,8 +1,8 @@
-"""Find, and remove on request, what no sandbox uses any more: shared volumes, copies of workspaces, runtimes.
+"""Find, and remove on request, what no sandbox uses: shared volumes, copies of workspaces, runtimes.
 
-A cache may serve several gateways. Each notes in `<cache>/<root_hash>/users/` that it uses a base, and where
-its registry is; a base goes when no registry of those names it. A runtime goes when no process runs from it.
-A volume is asked of the engine, which knows who has it mounted.
+A cache may serve several gateways. Each gateway notes in `<cache>/<root_hash>/users/` that it uses a base,
+and the path of its registry. A base is removable when no noted registry names it, a runtime when no process
+runs from it, a volume when the engine reports no container that mounts it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from layerstack.kernel import fsync
 
 USERS = "users"
 NEW_BASE_S = 3600.0
-"""So long after another gateway took a base it may not have written its record yet."""
+"""Seconds after another gateway noted its use of a base in which its record may not be written yet."""
 SHOWN = 1000
 _HASH = re.compile(r"[0-9a-f]{16,64}")
 _BUILDING = re.compile(r"\.building-(\d+)-[0-9a-f]+")
@@ -58,7 +58,9 @@ class Engine(Protocol):
         ...
 
     def remove_volume(self, name: str) -> None:
-        """Remove one that no container has. Raises OperationError, also when one has it by now."""
+        """Remove a volume that no container mounts. Raises OperationError, also when a container mounts it
+        now.
+        """
         ...
 
 
@@ -70,7 +72,7 @@ def perform(
     dry_run: bool,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The result of `prune`: what could go, or what went and what did not."""
+    """Return the result of `prune`: the removable items, or the removed items and the failures."""
     found = find(places.bases, places.bundles, places.registry, used)
     warnings: list[str] = []
     if engine is not None:
@@ -102,7 +104,7 @@ def perform(
 
 
 def note_user(cache: str, root_hash: str, registry_path: str) -> None:
-    """This gateway uses that base from now on, for as long as its registry says so."""
+    """Note that this gateway uses a base; the note counts while its registry names the base."""
     folder = os.path.join(cache, root_hash, USERS)
     private_dirs.make(folder)
     path = os.path.join(folder, hashlib.sha256(os.fsencode(registry_path)).hexdigest()[:32])
@@ -118,8 +120,8 @@ def find(bases: str, bundles: str, registry_path: str, used: Iterable[str]) -> l
     """Find removable items of both caches.
 
     Args:
-        used: root hashes that this gateway's own records name. No creation of it may be under way.
-    Cost: a walk over each tree that could go, for its size.
+        used: root hashes that this gateway's own records name. It must not be creating sandboxes.
+    Cost: a walk over each removable tree, for its size.
     """
     return [
         *_bases(bases, registry_path, frozenset(used)),
@@ -133,7 +135,7 @@ def remove(item: Item) -> None:
     """Rename an item away, then delete it, so that no reader sees a part under its name.
 
     Raises:
-        OSError: it is still there, or some of it is, as scrap for the next time.
+        OSError: the item, or a part of it renamed as scrap, is left for the next `prune`.
     """
     aside = item.path
     if item.kind != "scrap":
@@ -184,7 +186,7 @@ def _may_use(file: str, registry_path: str, root_hash: str) -> bool:
 
 
 def _bundles(folder: str) -> Iterator[Item]:
-    """Not the one that the next creation would take."""
+    """Yield unused runtimes, without the one that the next creation would use."""
     try:
         newest = build.known(folder)
     except build.BuildError:
@@ -202,7 +204,7 @@ def _bundles(folder: str) -> Iterator[Item]:
 
 
 def _running_below(folder: str) -> set[str]:
-    """Names below `folder` from which a process runs."""
+    """Return the names below `folder` from which a process runs."""
     found: set[str] = set()
     mark = os.fsencode(os.path.join(folder, ""))
     for pid in filter(str.isdecimal, _names("/proc")):
@@ -230,7 +232,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _size(path: str) -> int:
-    """Bytes of its regular files; one with several names here counts once."""
+    """Return the bytes of the regular files below `path`; a file with several names there counts once."""
     total, seen, stack = 0, set[int](), [path]
     while stack:
         with contextlib.suppress(OSError), os.scandir(stack.pop()) as entries:

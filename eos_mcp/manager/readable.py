@@ -1,6 +1,4 @@
-"""`readable`: what a session of a sandbox can still read beside its workspace, in words for whoever makes the
-sandbox.
-"""
+"""`readable`: sentences for the creator of a sandbox on what its sessions can read beside the workspace."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ NETWORK = "that of %s, with its servers on loopback; none in a session with netw
 
 
 OWN_OF_SESSIONS = ("/tmp", "/run", "/dev/shm")
-"""A session of the machine itself has its own there, in place of the machine's."""
+"""Directories that a session with image `host` has of its own, in place of the machine's."""
 
 
 def unseen_on_path(path: str, workspace: str) -> list[str]:
-    """A warning for each directory of PATH that holds programs and that sessions of the machine itself do not
-    see.
+    """Return a warning for each directory of PATH that holds programs and that sessions with image `host` do
+    not see.
     """
     return [
         (
@@ -42,7 +40,7 @@ def _lies_in(path: str, folder: str) -> bool:
 
 
 def of(record: SandboxRecord) -> dict[str, str]:
-    """`files`, `hidden` and `network`, a sentence each."""
+    """Return `files`, `hidden` and `network`, a sentence each."""
     if record.provider == "docker":
         return {
             "files": (

@@ -1,6 +1,6 @@
 """Directories of the host that calls of one MCP server may touch.
 
-Taken from its command line, else from the roots of its client, else the working directory.
+They come from its command line, else from the roots of its client, else they are the working directory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FOR_A_PERSON = {
     "with_git": "with_git",
     "on_conflict": "allow_overwrite",
 }
-"""Arguments that lower a guard, each with the server flag that lets a model pass it. `on_conflict`:
-`overwrite` only.
+"""Arguments that weaken a protection, each with the server flag that lets a model pass it. For `on_conflict`
+only `overwrite` counts.
 """
 ASK_S = 5.0
 ROOTS_MAX = 256

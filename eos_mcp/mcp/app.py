@@ -19,8 +19,8 @@ from eos_mcp.mcp.tools import Tools
 
 
 class App(NamedTuple):
-    """`server` speaks the protocol, `tools` does the work; set `tools.closing` before calls are cut off at
-    the end.
+    """`server` speaks the protocol, `tools` performs the calls; set `tools.closing` before calls are aborted
+    at the end.
     """
 
     server: Server[Any]
@@ -28,7 +28,7 @@ class App(NamedTuple):
 
 
 def log_to_stderr() -> None:
-    """Warnings and errors, ours and the SDK's, one line each on standard error."""
+    """Log warnings and errors, ours and the SDK's, one line each, on standard error."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -40,7 +40,7 @@ def build(
     gateway: ToolGateway | None = None,
     operations: Sequence[Operation] | None = None,
 ) -> App:
-    """The server of this command line.
+    """Make the server of this command line.
 
     Args:
         gateway: where requests go; default: the one that the options name.

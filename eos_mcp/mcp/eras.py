@@ -37,8 +37,8 @@ AnyId = str | int | float | None
 
 
 class Lanes:
-    """Lines of the client to the SDK, and messages of the SDK to the client. Called in the event loop's
-    thread only.
+    """Router of lines of the client to the SDK, and of messages of the SDK to the client. Use it only in the
+    event loop's thread.
 
     An invalid message is answered with an error that carries its id; it is logged when the id cannot be read,
     since strict clients fail on an answer without id, and a request without answer blocks its caller. A
@@ -51,11 +51,11 @@ class Lanes:
         self._server, self._tasks, self._write = server, tasks, write
         self._lanes: dict[str, MemoryObjectSendStream[SessionMessage | Exception]] = {}
         self._open: Counter[RequestId] = Counter()  # requests that will get an answer and have none yet
-        self._answered: set[RequestId] = set()  # requests whose answer went out before the SDK was there
+        self._answered: set[RequestId] = set()  # requests answered before the SDK was imported
         self._idle = anyio.Event()
 
     def take(self, line: bytes, *, answered: RequestId | None = None) -> None:
-        """Pass one line on.
+        """Pass one line to its era's lane.
 
         Args:
             answered: id of a request that was answered from the handshake table; the SDK gets the request,
@@ -223,7 +223,7 @@ _TAIL = re.compile(rb',\s*"id"\s*:\s*(-?\d{1,18}|"[^"\\]{0,200}")\s*(?:,\s*"json
 
 
 def _id_at_edge(head: bytes, tail: bytes) -> RequestId | None:
-    """Id of a message that cannot be parsed as a whole, when it is the first or the last member, as clients
+    """Return the id of a message that is too long to parse, if `id` is its first or last member, as clients
     write it.
     """
     found = _HEAD.match(head) or _TAIL.search(tail)

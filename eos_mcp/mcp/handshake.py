@@ -1,8 +1,8 @@
-"""The answer to a client's opening request from a table, without the SDK. Standard library only.
+"""Answer a client's opening request from a table, without the SDK. Standard library only.
 
-Some clients give up when nothing came within 0.6 s, which is what `import mcp` alone takes. So `initialize`
-and `server/discover` are answered here while the SDK is being imported. What is not of the plain, valid form
-is left to the SDK. A test holds both answers equal.
+Some clients give up when no answer came within 0.6 s, as long as `import mcp` alone takes. So `initialize`
+and `server/discover` are answered here while the SDK is being imported. Requests of any other form are left
+to the SDK. A test compares both answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Opening(NamedTuple):
 
 
 def answer(line: bytes, who: ServerIdentity) -> Opening | None:
-    """The answer to one line, or None when it is not an opening request of the plain form."""
+    """Return the answer to one line, or None when it is not an opening request of the plain form."""
     if len(line) > 65536 or (b'"initialize"' not in line and b'"server/discover"' not in line):
         return None
     try:
@@ -122,7 +122,7 @@ def _mapping(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def _encodable(line: bytes) -> bool:
-    """No escape of a surrogate, which may stand alone; the SDK decides about those."""
+    """Return True for a line without an escape of a surrogate, which may be unpaired."""
     try:
         line.decode()
     except UnicodeDecodeError:
@@ -140,7 +140,9 @@ def _plain_client(value: object) -> bool:
 
 
 def _plain_capabilities(value: object) -> bool:
-    """Forms that no schema of the SDK refuses: objects of objects, and `roots.listChanged`."""
+    """Return True for forms that every schema of the SDK accepts: objects of objects, and
+    `roots.listChanged`.
+    """
     if not _mapping(value):
         return False
     for name, found in value.items():

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class HttpGuard:
-    """Answers 421 for a foreign Host, 403 for a foreign Origin, 401 without the token; else calls the inner
-    application.
+    """Middleware that answers 421 for a foreign Host, 403 for a foreign Origin, 401 without the token, and
+    else calls the inner application.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HttpGuard:
 
 
 def _name(host: str) -> str | None:
-    """`name`, `name:port`, `[v6]:port` -> the name in lower case; None for anything else."""
+    """Return the name of `name`, `name:port` or `[v6]:port` in lower case; None for anything else."""
     if host.startswith("["):
         name, bracket, port = host[1:].partition("]")
         if not bracket or (port and not (port[0] == ":" and _digits(port[1:]))):

@@ -14,13 +14,13 @@ def is_object(value: object) -> TypeGuard[Object]:
 
 
 def rows(value: object) -> list[Object]:
-    """The objects in a JSON array; [] for anything else."""
+    """Return the objects in a JSON array; [] for anything else."""
     items: list[object] = value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
     return [item for item in items if is_object(item)]
 
 
 def items(value: object) -> list[object]:
-    """The members of a JSON array; [] for anything else."""
+    """Return the members of a JSON array; [] for anything else."""
     return list(value) if isinstance(value, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 

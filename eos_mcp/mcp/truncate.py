@@ -1,5 +1,5 @@
-"""Truncate long replies for models: the first page, as if less had been requested, and where to go on. No
-I/O.
+"""Truncate long replies for models: the first page, as if less had been requested, and the argument for the
+next page. No I/O.
 
 Common clients hand the structured content to the model and refuse what is over some 25,000 tokens of it.
 Offsets stay those of the whole.
@@ -17,7 +17,7 @@ from eos_mcp.mcp import truncate_rows
 from eos_mcp.mcp.json_values import Object, is_object, rows
 
 BUDGET = 20_000
-"""Characters of the part of a reply that grows with what was asked for."""
+"""Limit in characters of the part of a reply that grows with the request."""
 HEAD, TAIL = 10_000, 8_000
 
 Reply = dict[str, Any]
@@ -48,8 +48,8 @@ def fit(name: str, reply: Reply, page: int = BUDGET) -> Reply:
 
 
 def _page(lines: Sequence[str], budget: int) -> tuple[int, int]:
-    """How many of the lines fit, at least one; and of a first one that does not, how many characters are too
-    many.
+    """Return how many of the lines fit, at least one, and by how many characters a first line that does not
+    fit is too long.
     """
     size = 0
     for count, line in enumerate(lines):
@@ -60,7 +60,7 @@ def _page(lines: Sequence[str], budget: int) -> tuple[int, int]:
 
 
 def _command(reply: Reply) -> Reply:
-    """The first rows, and the last ones where the output ends in this reply."""
+    """Keep the first rows, and the last rows too when the output ends in this reply."""
     return _streams(reply, ends=reply["end_offset"] == reply["total_lines"])
 
 
@@ -119,7 +119,7 @@ def _shown(lines: Sequence[str], too_long: int) -> str:
 
 
 def _last(lines: Sequence[str]) -> list[str]:
-    """The last lines that fit, at least one."""
+    """Return the last lines that fit, at least one."""
     size, keep = 0, len(lines)
     while keep and (size := size + len(lines[keep - 1]) + 1) <= TAIL:
         keep -= 1
@@ -160,7 +160,7 @@ def _file_list(reply: Reply) -> Reply:
 
 
 def _cursor_after(entry: Object) -> str:
-    """As the agent makes it: the bytes of the last name."""
+    """Return a cursor in the agent's form: the bytes of the last name."""
     path = entry.get("path_b64")
     raw = base64.b64decode(path).rpartition(b"/")[2] if path else str(entry["name"]).encode()
     return base64.urlsafe_b64encode(raw).decode("ascii")
@@ -184,7 +184,7 @@ def _first(entries: Sequence[Object]) -> list[Object]:
 
 
 def _export(reply: Reply) -> Reply:
-    """Fewer changes, conflicts and the like; the counts beside them are of all."""
+    """Keep fewer changes, conflicts and the like; the counts beside them still include all."""
     found = dict(reply)
     lists = [
         key

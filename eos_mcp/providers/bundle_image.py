@@ -1,5 +1,5 @@
-"""Build the bundle inside an image that has python3, where this machine is not Linux, or not of the engine's
-architecture.
+"""Build the bundle inside an image that has python3, when this machine is not Linux or has another
+architecture than the engine.
 """
 
 from __future__ import annotations

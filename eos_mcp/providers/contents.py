@@ -89,8 +89,8 @@ def settings(
 
 
 def hidden_paths(plan: SandboxPlan) -> list[str]:
-    """List the paths hidden from sessions: the configured ones, and the agent's directories where they are
-    outside of those.
+    """List the paths hidden from sessions: the configured paths, and each of the agent's directories that no
+    configured path contains.
     """
     runtime: dict[str, Any] = plan.sections["runtime"]
     hidden: list[str] = list(plan.sections["runner"]["mount_mask"]["hidden_paths"])
@@ -107,8 +107,8 @@ def hidden_paths(plan: SandboxPlan) -> list[str]:
 
 
 def archive(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> bytes:
-    """Make a tar for `/`: settings, the YAML, the token, and the mount point of the workspace, which an empty
-    image lacks.
+    """Make a tar to extract at `/`: settings, the YAML, the token, and the mount point of the workspace,
+    which an empty image lacks.
     """
     written = json.dumps(settings(plan, docker, image, limits), indent=1).encode()
     files: dict[str, tuple[int, bytes | None]] = {}

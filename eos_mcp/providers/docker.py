@@ -32,12 +32,11 @@ from layerstack.kernel.base_xattrs import Keeping
 
 Client = Any
 Container = Any
-"""The client of docker-py, whose type stubs leave most of it open."""
+"""A container object of docker-py, whose type stubs leave most of its attributes untyped."""
 
 BUNDLE_AT = build.MOUNTED_AT
 POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES", "LOCPATH", "GCONV_PATH", "LANGUAGE")
-"""Variables that, set by an image, would act on the agent's loader and C library; for these an empty value is
-none.
+"""Variables of an image that would change the agent's loader and C library. An empty value counts as unset.
 """
 WITHOUT_THE_IMAGE = {
     "LC_ALL": "C",
@@ -45,11 +44,12 @@ WITHOUT_THE_IMAGE = {
     "OPENSSL_CONF": f"{BUNDLE_AT}/no-openssl.cnf",
 }
 """Settings that keep the agent's libraries from files of the image, where every command may write: locales
-(which name modules to load), the time zone, the configuration of OpenSSL. A FIFO there would block the start.
-The locale C has no files, and below the bundle, which is read-only, the others do not exist.
+(which name modules to load), the time zone, the configuration of OpenSSL. A FIFO among these files would
+block the start. The locale C has no files; the other settings name paths below the read-only bundle that do
+not exist.
 """
 MADE_BY = "eos.made_by"
-"""Label of a shared volume: the gateway instance that filled it, and may prune it."""
+"""Label of a shared volume: the id of the gateway instance that filled it and may prune it."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -92,7 +92,7 @@ class DockerProvider:
 
     @contextlib.contextmanager
     def _engine(self, what: str) -> Generator[Client]:
-        """Turn a failure of the engine in the block into an internal_error that says what was tried."""
+        """Turn a failure of the engine in the block into an internal_error that names the step `what`."""
         from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
 
@@ -112,8 +112,8 @@ class DockerProvider:
             engine.unreachable(self._choice, error)
 
     def keeping(self) -> Keeping:
-        """Return `ALL`, or less where the engine runs in a user namespace: it cannot write access lists with
-        users outside of that.
+        """Return `ALL`, or less when the engine runs in a user namespace: it cannot write access control
+        lists with users outside the namespace.
         """
         self.client()
         options = str(self._info.get("SecurityOptions"))
@@ -126,7 +126,7 @@ class DockerProvider:
         """Inspect an image.
 
         Raises:
-            OperationError: invalid_request, reason bad_image, for what can be no name; internal_error, reason
+            OperationError: invalid_request, reason bad_image, for an invalid name; internal_error, reason
                 image_not_found.
         """
         from docker.errors import APIError, ImageNotFound
@@ -190,8 +190,8 @@ class DockerProvider:
         )
 
     def _make_whole(self, plan: SandboxPlan, image: dict[str, Any], progress: Progress) -> Container:
-        """Create the sandbox; once more if a shared volume was pruned after it was filled and before the
-        container kept it.
+        """Create the sandbox. Repeat once if a shared volume was pruned after it was filled and before the
+        container used it.
         """
         container, shared = self._make(plan, image, progress)
         assert self._volumes is not None
@@ -256,8 +256,8 @@ class DockerProvider:
         return min(wanted, cpus * 10**9) if cpus else wanted
 
     def _bundle(self, architecture: str) -> build.Bundle:
-        """Return the bundle for the engine: from this machine's Python, or where that does not run there,
-        from `bundle_base_image`.
+        """Return the bundle for the engine: built from this machine's Python, or from `bundle_base_image`
+        when this Python does not run on the engine.
         """
         engine_machine = str(self._info.get("Architecture") or platform.machine())
         wanted = ARCHITECTURES.get(architecture, engine_machine)
@@ -278,8 +278,8 @@ class DockerProvider:
         """Return the two published ports.
 
         Raises:
-            OperationError: internal_error when it does not within the configured attempts, or the container
-                has ended.
+            OperationError: internal_error when the engine publishes none within the configured attempts, or
+                the container has ended.
         """
         for _ in range(self.docker.port_publish_attempts):
             container.reload()
@@ -393,8 +393,8 @@ class DockerProvider:
         return False
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
-        """Read the engine's figures once; without `one_shot` the engine would take a second sample a second
-        later.
+        """Read the engine's figures once; without `one_shot` the engine would wait a second for a second
+        sample.
         """
         with self._engine("reading the container's figures") as client:
             stats: dict[str, Any] = client.api.stats(record.id, stream=False, one_shot=True)
@@ -452,7 +452,7 @@ class DockerProvider:
         return sorted(str(volume.name) for volume in volumes)
 
     def remove_volume(self, name: str) -> None:
-        """Remove one of them; the engine refuses when a container uses it by now.
+        """Remove a shared volume; the engine refuses when a container uses it.
 
         Raises:
             OperationError: internal_error, reason docker_failed.
@@ -474,7 +474,9 @@ class DockerProvider:
         )
 
     def adopt(self) -> list[SandboxRecord]:
-        """Find the running containers of this instance id; their tokens are read from their files."""
+        """Find the running containers of this instance id, and read each token from the container's token
+        file.
+        """
         records: list[SandboxRecord] = []
         with self._engine("looking for containers") as client:
             if self._volumes is not None:

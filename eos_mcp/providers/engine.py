@@ -68,11 +68,11 @@ def known_sockets() -> list[str]:
 
 
 def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, EngineChoice]:
-    """Connect and have the engine answer. One client serves all threads.
+    """Connect to the engine and wait for an answer. One client serves all threads.
 
     Raises:
-        OperationError: internal_error, reason docker_unreachable: names the endpoint, where it came from and
-            what to do.
+        OperationError: internal_error, reason docker_unreachable: names the endpoint, the source of its
+            address and the next step.
     """
     choice = choose(configured)
     try:

@@ -1,8 +1,8 @@
-"""Processes in a frozen cgroup (freezer of version 1, cgroup.freeze of version 2): they do not answer, and
-their state does not show it.
+"""Find processes in a frozen cgroup (freezer of version 1, cgroup.freeze of version 2). They do not answer,
+and their process state does not show it.
 
-One in a frozen cgroup of version 2 can be killed. In one of version 1 it dies when that is thawed, so what is
-to be killed has to be thawed too.
+A frozen process of version 2 can be killed. With version 1 it dies only when its cgroup is thawed, so a
+process to be killed must also be thawed.
 Source: cgroups(7); the kernel's cgroup-v1/freezer-subsystem.rst and cgroup-v2.rst.
 """
 

@@ -38,10 +38,10 @@ class HostProcess(NamedTuple):
 
 
 def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
-    """Find agents of this user, started as `sandbox-daemon serve --settings <settings_path>`, that no such
-    process started, oldest first.
+    """Find the agents of this user that were started as `sandbox-daemon serve --settings <settings_path>`,
+    oldest first, without those whose parent is such a process too.
 
-    An argument list is what its process says of itself, so whose it is and what it runs is looked at too: see
+    A process can set its own argument list, so its owner and its executable are checked as well: see
     `is_agent`.
     """
     found: dict[int, tuple[HostProcess, int]] = {}
@@ -57,8 +57,8 @@ def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
 
 
 def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
-    """Tell whether the process `pid` was started with this settings file, is this user's and runs the loader
-    of a bundle below `bundles`.
+    """Tell whether the process `pid` was started with this settings file, belongs to this user, and runs the
+    loader of a bundle below `bundles`.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -74,8 +74,8 @@ def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
 
 
 def is_ours(pid: int) -> bool:
-    """Tell whether it is a process of this user. The owner of its directory in /proc is root for one that is
-    not dumpable (proc(5)).
+    """Tell whether `pid` is a process of this user. Root owns the /proc directory of a process that is not
+    dumpable (proc(5)).
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -91,8 +91,8 @@ def _runs_bundle(pid: int, bundles: str) -> bool:
     """Compare by device and inode: the path of a link in /proc may be of another mount namespace.
 
     An unprivileged user cannot read the `exe` link of a process that made a user namespace after its exec, as
-    agents do. The link of a process whose exec was inside such a namespace, as with every process of a
-    session, can be read: so a process whose link cannot be read does not belong to a session.
+    agents do. The link is readable when the exec was inside such a namespace, as for every process of a
+    session. So a process with an unreadable link does not belong to a session.
     """
     try:
         path = os.readlink(f"/proc/{pid}/exe")

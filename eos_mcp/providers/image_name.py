@@ -1,5 +1,5 @@
-"""Valid names of images, and directories that can be one. A mistake is the caller's, and is found before the
-workspace is copied.
+"""Check names of images, and directories that serve as an image. A mistake is the caller's (invalid_request),
+and is reported before the workspace is copied.
 
     host              this machine's own file system
     rootfs:/abs/dir   a directory that holds a root file system
@@ -17,7 +17,7 @@ ROOTFS_PREFIX = "rootfs:"
 REFERENCE_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/:@+[]")
 REFERENCE_MAX = 512
 LINKS_MAX = 40
-"""The kernel's limit: a chain of more symlinks is ELOOP (path_resolution(7))."""
+"""Most symlinks that the kernel follows in one path; more are ELOOP (path_resolution(7))."""
 
 
 def is_local(image: str) -> bool:
@@ -56,8 +56,8 @@ def check_rootfs(image: str) -> str:
     """Return the directory of `rootfs:/abs/dir`.
 
     Raises:
-        OperationError: invalid_request: image_not_found where it is not a directory, no_shell where no
-            command could ever run in it, not_readable where this user may not look.
+        OperationError: invalid_request: image_not_found when it is not a directory, no_shell when it has no
+            shell to run commands, not_readable when this user may not search it.
     """
     root = image.removeprefix(ROOTFS_PREFIX)
     details = {

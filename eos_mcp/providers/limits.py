@@ -1,10 +1,10 @@
-"""The limits of a sandbox's sessions, as its agent reads them: of all together ("workload") and of each
-("session").
+"""The limits of a sandbox's sessions, in the form that its agent reads: for all together ("workload") and for
+each ("session").
 
-One session may use what the profile gives to the workload. All together may use more than one, so that a
-session that uses up its own share leaves the others some, and less than the sandbox, so that the agent never
-waits for resources that its sessions hold. `memory.high` is not set: a process above it is put to sleep and
-neither ends nor continues (ADR 0031).
+One session may use the workload's part of the profile. The limit of all together is higher, so that a session
+at its limit leaves something to the others, and lower than that of the sandbox, so that the agent never waits
+for resources that its sessions hold. `memory.high` is not set: a process above it is put to sleep and neither
+ends nor continues (ADR 0031).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from eos_mcp.config.model import ResourceProfile
 
 RUNNER_PIDS = 256
-"""Added to the profile's limit of processes for the container: init of each session counts, and a second
-session needs room.
+"""Number added to the profile's limit of processes for the container: the init of each session counts, and a
+second session needs room.
 """
 LOCAL_SESSION_PIDS = 4096
 AGENT_CPU = 20
-"""The agent keeps 1/N of a container's processor time: a quota that is used up stops every process in the
+"""N: the agent keeps 1/N of a container's processor time, since an exhausted quota stops every process in the
 container.
 """
 

@@ -4,8 +4,8 @@ ordinary user.
     <state>/sandboxes/<id>/  agent.json daemon.yml token endpoint.json daemon.log  layer-stack/ workspace/
                              run/
 
-The agent is detached: it outlives the gateway, and a gateway that finds it dead starts it again on the next
-use.
+The agent is detached: it outlives the gateway. A gateway that finds the agent dead starts it again at the
+next use.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Listens(NamedTuple):
 
 
 class LocalProvider:
-    """Makes sandboxes below `state_dir`. `private`: the gateway's files and directories, hidden in every
-    session; `engines` returns the data directories of container engines, hidden as well.
+    """Provider of sandboxes below `state_dir`. `private`: the gateway's files and directories, hidden in
+    every session; `engines` returns the data directories of container engines, which are hidden too.
     """
 
     name = "local"
@@ -107,7 +107,7 @@ class LocalProvider:
                 )
 
     def keeping(self) -> Keeping:
-        """The stores of an ordinary user have their overlays in a user namespace."""
+        """Return the attributes that stores can have; an ordinary user mounts them in a user namespace."""
         ordinary = os.geteuid() != 0
         return Keeping(escape=ordinary, acls=not ordinary)
 
@@ -122,7 +122,7 @@ class LocalProvider:
         return [HOST_IMAGE] if self._problem() is None else []
 
     def _problem(self) -> local_probe.Problem | None:
-        """Return why sandboxes cannot run here, or None. A None is remembered."""
+        """Return the reason why sandboxes cannot run here, or None. Only None is remembered."""
         if self._works:
             return None
         private_dirs.make(self.state_dir)
@@ -162,8 +162,9 @@ class LocalProvider:
         return self._log(record.id)
 
     def _lies_elsewhere(self, sandbox_id: str) -> str | None:
-        """Return the directory in which the sandbox was made, if it is another one: the state directory was
-        copied or moved. Its agent may serve the original: do not speak to it, and do not end it.
+        """Return the directory in which the sandbox was made if that is not its present one: the state
+        directory was copied or moved. The agent named in its files may serve the original: do not connect to
+        it, and do not end it.
         """
         folder = self.folder(sandbox_id)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -204,12 +205,12 @@ class LocalProvider:
             return found
         self._check_place(record.id)
         with self._starting:
-            found = self.find(record)  # another thread may have done it
+            found = self.find(record)  # another thread may have started it
             if found is None or found.running:
                 return found
             try:
                 self._renew_hidden(record.id)
-                if self._agent(record.id) is None:  # one that is starting has read its token already
+                if self._agent(record.id) is None:  # an agent that is starting has already read its token
                     self._renew_token(record.id)
                 endpoint = self._start(record.id, self._bundle(lambda _: None))
             except OSError as error:
@@ -222,8 +223,8 @@ class LocalProvider:
         )
 
     def _reach(self, sandbox_id: str, endpoint: Listens) -> dict[str, Any]:
-        """Return how to reach the agent: at its unix socket, where only this user's processes can listen,
-        unlike at its port.
+        """Return the entry for connecting to the agent: its unix socket, at which only processes of this user
+        can listen, unlike at its port.
         """
         path = self._socket_path(self.folder(sandbox_id))
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -239,8 +240,8 @@ class LocalProvider:
             return None
 
     def _renew_token(self, sandbox_id: str) -> None:
-        """Make a new token for a new start of the agent, so that an old one is worthless. On a full disk the
-        old one stays.
+        """Make a new token for a new start of the agent, which makes the old token invalid. On a full disk
+        the old token stays.
         """
         try:
             fsync.write_file(f"{self.folder(sandbox_id)}/token", new_token().encode() + b"\n", mode=0o600)
@@ -259,7 +260,7 @@ class LocalProvider:
         return agent is not None and (agent.is_stopped() or freezer.frozen(agent.pid) is not None)
 
     def _renew_hidden(self, sandbox_id: str) -> None:
-        """Write the hidden paths of now: the configuration may have changed since the sandbox was made."""
+        """Write the present hidden paths: the configuration may have changed since the sandbox was made."""
         path = f"{self.folder(sandbox_id)}/agent.json"
         with open(path, encoding="utf-8") as file:
             settings: dict[str, Any] = json.load(file)
@@ -269,14 +270,14 @@ class LocalProvider:
             )
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
-        """Return None: only the agent knows which processes are its sandbox's."""
+        """Return None: only the agent knows the processes of its sandbox."""
         return None
 
     def destroy(self, record: SandboxRecord) -> list[str]:
         return self._remove(record.id)
 
     def adopt(self) -> list[SandboxRecord]:
-        """Find sandboxes that have a directory and no record: after a loss of the registry."""
+        """Find sandboxes that have a directory and no record, as after a loss of the registry."""
         records: list[SandboxRecord] = []
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(os.path.join(self.state_dir, "sandboxes"))):
@@ -362,8 +363,8 @@ class LocalProvider:
         }
 
     def _socket_path(self, folder: str) -> str:
-        """Return a path in the sandbox's directory, or where that is too long for a unix socket, in a short
-        private directory.
+        """Return a path in the sandbox's directory, or in a short private directory when that path is too
+        long for a unix socket.
         """
         path = f"{folder}/run/runtime.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
@@ -390,8 +391,8 @@ class LocalProvider:
         waits for it instead of starting another.
 
         Raises:
-            OperationError: internal_error: agent_starting; disk_full; what keeps this machine from it is
-                named where a probe finds it.
+            OperationError: internal_error: agent_starting; disk_full; a missing power of this machine that a
+                probe finds is named.
         """
         folder = self.folder(sandbox_id)
         agent, child = self._agent(sandbox_id), None
@@ -475,7 +476,7 @@ class LocalProvider:
         return OperationError(INTERNAL_ERROR, message, details, reason="agent_starting")
 
     def _endpoint(self, sandbox_id: str, *, pid: int | None = None) -> Listens | None:
-        """Read the agent's endpoint.json; None unless the process that wrote it lives."""
+        """Read the agent's endpoint.json; None unless the process that wrote it is alive."""
         folder = self.folder(sandbox_id)
         try:
             with open(os.path.join(folder, "endpoint.json"), encoding="ascii") as file:
@@ -588,8 +589,8 @@ class LocalProvider:
         return warnings
 
     def _reap_cgroups(self, folder: str) -> None:
-        """Remove the cgroups that a killed agent left; one that ended by itself has removed them and their
-        record.
+        """Remove the cgroups that a killed agent left; an agent that ended by itself has removed them and
+        their record.
         """
         if os.path.exists(f"{folder}/run/cgroups.json"):
             argv = [*self._bundle(lambda _: None).argv(), "reap", "--settings", f"{folder}/agent.json"]

@@ -1,5 +1,5 @@
-"""Try in a child process whether this machine can run local sandboxes; and delete trees that only a user
-namespace could make.
+"""Test in a child process if this machine can run local sandboxes. Also delete trees with owners that exist
+only in a user namespace.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TRIAL = ".probe-"
 
 
 class Problem(NamedTuple):
-    """A requirement that this machine does not meet, as an error shows it."""
+    """A requirement that this machine does not meet, in the words of an error."""
 
     reason: str
     message: str
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
 
 
 def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
-    """Try a mount namespace (as an ordinary user inside a user namespace) and an overlay whose upper lies in
+    """Try a mount namespace (as an ordinary user inside a user namespace) and an overlay whose upperdir is in
     `state_dir`; None when both work.
 
     Args:
@@ -85,7 +85,7 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
     for name in os.listdir(state_dir):
         if name.startswith(TRIAL) and not name.startswith(
             mine
-        ):  # of a gateway that was killed during a trial
+        ):  # left by a gateway that was killed during a probe
             remove_tree(os.path.join(state_dir, name), lambda: python)
     trial = os.path.join(state_dir, f"{mine}{os.urandom(4).hex()}")
     os.makedirs(trial, mode=0o700)
@@ -171,8 +171,8 @@ def rootfs_problem(rootfs: str, hidden: Sequence[str], python: Sequence[str]) ->
 
 
 def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
-    """Delete a tree of a sandbox, whatever the modes of its directories. What an ordinary user may not delete
-    directly is deleted in a user namespace, where its owner is root.
+    """Delete a tree of a sandbox, whatever the modes of its directories. Entries that an ordinary user may
+    not delete directly are deleted in a user namespace, in which their owner is root.
 
     Raises:
         OSError: something is still there.
@@ -193,8 +193,8 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
 
 
 def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a new single-threaded interpreter, which finds the packages by itself or at the paths of
-    this process.
+    """Run `code` in a new single-threaded interpreter, which imports the packages from its own path or from
+    this process's.
     """
     packages = dict.fromkeys(
         os.path.dirname(os.path.abspath(path))

@@ -1,4 +1,6 @@
-"""The interface of a provider. Calls block and run in threads; one that raises removes all that it made."""
+"""The interface of a provider. Calls block and run in threads; a call that raises has removed all that it
+made.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ Progress = Callable[[str], None]
 LOG_LINES = 200
 FIRST_POLL_S, EAGER_POLL_S, EAGER_FOR_S = 0.005, 0.025, 2.0
 LOOK_S = 0.2
-"""Interval at which a wait for the agent asks the provider whether it has ended: for a container that is a
-call of a busy engine.
+"""Seconds between checks, while waiting for an agent, if it has ended: for a container each check is a call
+to a busy engine.
 """
 
 
@@ -56,7 +58,7 @@ class FoundSandbox(NamedTuple):
     """The present state of a sandbox. `running` False: it exists and its agent does not run.
 
     `paused`: all its processes are frozen, until `revive`. `token` and `reach` (entries of the record's
-    provider_data for connecting to its agent) are None where those of the record are valid.
+    provider_data for connecting to its agent) are None when the values in the record are still valid.
     """
 
     running: bool
@@ -82,13 +84,13 @@ class Provider(Protocol):
         """Refuse an image that does not exist, before the workspace is copied.
 
         Raises:
-            OperationError: internal_error, reason image_not_found, or the provider cannot work on this
-                machine at all.
+            OperationError: internal_error, reason image_not_found, or the provider does not work on this
+                machine.
         """
         ...
 
     def keeping(self) -> Keeping:
-        """Return the attributes of a workspace that its stores can have, and their form."""
+        """Return the attributes of a workspace that its stores can have, and their xattr namespace."""
         ...
 
     def images(self) -> list[str]:
@@ -117,7 +119,7 @@ class Provider(Protocol):
 
     def replace(self, record: SandboxRecord) -> None:
         """End an agent that runs and does not answer, with all processes of the sandbox; `revive` starts
-        another. Work of sessions becomes drafts.
+        another agent. The work of sessions becomes drafts.
 
         Raises:
             OperationError: internal_error: it does not end.
@@ -129,18 +131,19 @@ class Provider(Protocol):
         ...
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
-        """Return the resources that the sandbox has used, counted outside of it; None when they are not.
+        """Return the resources that the sandbox has used, as counted from outside; None when nothing counts
+        them.
 
         Raises:
-            OperationError: internal_error: the engine did not say.
+            OperationError: internal_error: the engine did not report them.
         """
         ...
 
     def destroy(self, record: SandboxRecord) -> list[str]:
-        """Remove everything of the sandbox; parts that are gone already are no error.
+        """Remove everything of the sandbox; missing parts are not an error.
 
         Returns:
-            Warnings: steps that failed and did not matter in the end.
+            Warnings: steps that failed without a lasting effect.
         Raises:
             OperationError: internal_error: something is still there.
         """
@@ -156,8 +159,8 @@ def new_token() -> str:
 
 
 def ask_ready(target: AgentAddress, *, timeout_s: float = 5.0) -> str | None:
-    """Ask the agent `sandbox_daemon_ready`, after both sides have proved themselves. None when it is ready,
-    else the reason.
+    """Ask the agent `sandbox_daemon_ready`, after both sides have proved themselves. None when the agent is
+    ready, else the reason.
     """
     transport = (
         {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}

@@ -1,8 +1,8 @@
-"""Read-only volumes that sandboxes share: the bundle, and each base. Filled once, named by the hash of their
-content.
+"""Read-only volumes that sandboxes share: the bundle, and each base. A volume is filled once and named by the
+hash of its content.
 
-A volume cannot be renamed or labelled once it exists, so its last file is a marker; without it the volume is
-filled (again).
+A volume cannot be renamed or labelled once it exists, so the last file written to it is a marker; a volume
+without it is filled again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Volumes:
         return name
 
     def remove(self, name: str) -> None:
-        """Remove one that no container uses; the lock keeps this user's other processes from filling it."""
+        """Remove a volume that no container uses; the lock keeps other processes of this user from filling
+        it.
+        """
         from docker.errors import NotFound
 
         with self._mutex, _between_processes(os.path.join(self.lock_dir, f"{name}.lock")):
@@ -68,16 +70,16 @@ class Volumes:
                 self.client.volumes.get(name).remove()
 
     def whole(self, *names: str) -> bool:
-        """Tell whether the volumes are those that were filled: in place of a removed one the engine gives a
-        container a new, empty one, without labels.
+        """Tell whether the volumes are the filled ones: in place of a removed volume the engine gives a
+        container a new, empty volume without labels.
         """
         return all(
             "eos.shared" in (self.client.volumes.get(name).attrs.get("Labels") or {}) for name in names
         )
 
     def drop_empty(self, *names: str) -> None:
-        """Have incomplete volumes filled again; those that no container uses are removed first, so that they
-        get their labels.
+        """Cause incomplete volumes to be filled again; those that no container uses are removed, so that the
+        new ones get labels.
         """
         from docker.errors import APIError
 
@@ -108,8 +110,8 @@ class Volumes:
                     self.remove(volume.name)
 
     def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> bool:
-        """Fill a volume, unless this process has seen it complete; return True if it did. `whole` checks
-        again once a container uses it.
+        """Fill a volume, unless this process has seen it complete; return True if it was filled. `whole`
+        checks again once a container uses it.
         """
         if name in self._complete:
             return False
@@ -158,8 +160,8 @@ def _marker() -> bytes:
 
 
 def base_archive(path: str) -> Iterator[bytes]:
-    """Yield the base as a tar: modes, times in ns, symlinks, hard links, attributes; owner root. One piece is
-    in memory at a time.
+    """Yield the base as a tar: modes, times in ns, symlinks, hard links, attributes; owner root. Only one
+    chunk is in memory at a time.
     """
     root = os.path.join(path, BASE_LAYER)
     seen: dict[int, bytes] = {}
@@ -237,7 +239,7 @@ def read_file(container: Any, path: str) -> bytes:
     """Read one small file of a container, running or not.
 
     Raises:
-        docker.errors.NotFound: it is not there.
+        docker.errors.NotFound: the container has no such file.
     """
     stream, _ = container.get_archive(path)
     with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
@@ -248,8 +250,8 @@ def read_file(container: Any, path: str) -> bytes:
 
 @contextlib.contextmanager
 def _between_processes(path: str) -> Generator[None]:
-    """A lock over all processes of this user: one fills at a time; the kernel releases it when the process
-    ends.
+    """Hold a lock over all processes of this user, so that one fills at a time; the kernel releases it when
+    the process ends.
     """
     private_dirs.make(os.path.dirname(path))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as file:
