@@ -159,8 +159,8 @@ def _own_folders(*paths: str) -> None:
 
 
 def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, masked: Iterable[str]) -> None:
-    """After `prepare_session`: mask `masked` and paths that appeared since the zygote started, then mount the
-    workspace.
+    """Mask `masked` and paths that appeared since the zygote started, then mount the workspace.
+    `prepare_session` was called before.
 
     Raises:
         SetupFailed: names the step.

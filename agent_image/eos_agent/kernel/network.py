@@ -192,8 +192,8 @@ def await_plug(wire_fd: int) -> str | None:
 
 
 def join(address: str, own: socket.socket | None = None) -> None:
-    """Set the address of the interface made by `plug` and bring it up, before the session is hardened. There
-    is no default route.
+    """Set the address of the interface made by `plug` and bring it up, before the session is hardened. No
+    default route is added.
 
     own: a netlink socket of the session's namespace, closed on return; None: the caller is in that namespace.
     """
