@@ -90,3 +90,31 @@ def test_an_expression_without_an_end_is_stopped_and_the_agent_answers_meanwhile
     with pytest.raises(Failed) as refused:
         read(shared_agent, command, pattern="(a+)+$")
     assert refused.value.reason == "search_too_slow"
+
+
+def test_the_line_in_which_a_screen_begins_is_named_while_it_is_on(shared_agent: Agent, session: str) -> None:
+    cmd = r"echo first; printf '\033[?10'; printf '49hscreen'; read a; printf '\033[?1049l'; read b"
+    command = started(shared_agent, session, cmd, tty=True)
+    for _ in range(600):
+        found = read(shared_agent, command, wait_ms=100)
+        if "screen" in found["output"]:
+            break
+    assert found["screen_offset"] == 0 or found["screen_offset"] == 1
+    shared_agent.call("write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=0)
+    for _ in range(600):
+        found = read(shared_agent, command, wait_ms=100)
+        if "1049l" in found["output"]:
+            break
+    assert "screen_offset" not in found
+    shared_agent.call("write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=0)
+    assert read(shared_agent, command, wait_ms=60_000)["status"] == "ok"
+
+
+def test_sessions_are_listed_with_what_runs_in_them(shared_agent: Agent, session: str) -> None:
+    command = started(shared_agent, session, "read line", tty=True)
+    (row,) = [
+        one
+        for one in shared_agent.call("list_workspace_sessions")["sessions"]
+        if one["workspace_session_id"] == session
+    ]
+    assert [(c["command_session_id"], c["command"]) for c in row["commands"]] == [(command, "read line")]
