@@ -1,11 +1,11 @@
-"""Staging on the other file systems that a destination has mounted in it: nothing is renamed from one to
-another, so each has a directory of its own.
+"""Staging on file systems that are mounted in a destination: rename(2) does not cross file systems, so each
+has its own staging directory, the annex.
 
-An annex has the name of the export's staging directory and lies in the mount point (or in the root of a
-subvolume), with `new` and `undo` like that. State and plan are the main one's; a path belongs to the annex of
-the nearest mount point above it. The same voucher names it: its path in the destination, device and inode of
-the mount point before it is made, its own before it is used. What lies on a file system that a restart
-empties (tmpfs) needs nothing taken back after one.
+An annex has the name of the export's staging directory and is in the mount point (or in the root of a
+subvolume), with its own `new` and `undo`. State and plan are in the main staging directory; a path belongs to
+the annex of the nearest mount point above it. The voucher of the export names each annex: before it is made,
+its path in the destination and the device and inode of the mount point; before it is used, its own device and
+inode. A file system that a restart empties (tmpfs) needs no rollback after a restart.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Annexes:
         self._lost: set[bytes] = set()
 
     def of(self, path: bytes) -> DirTree | None:
-        """The staging directory of what lies at `path` in the destination; None: it was on a file system that
-        is empty since a restart.
+        """Return the staging directory for `path` in the destination; None: it was on a file system that a
+        restart emptied.
         """
         if self._open or self._lost:
             above = path
@@ -55,7 +55,7 @@ class Annexes:
         """Make the annex in the mount point, vouched for; an annex that exists already is kept.
 
         Raises:
-            OSError: it cannot be made there. What was made is `clear`'s to remove.
+            OSError: the annex cannot be made there. `clear_annexes` removes a partly made one.
         """
         if point in self._open:
             return
@@ -92,7 +92,7 @@ class Annexes:
         """Open the annexes that a dead export left. `home` is the destination.
 
         Raises:
-            OSError: ENODEV: a file system is not mounted as it was then.
+            OSError: ENODEV: a file system is not mounted as it was during that export.
         """
         for one in said.annexes:
             if one.id is None:
@@ -116,7 +116,7 @@ class Annexes:
 
 
 def clear_annexes(home: DirTree, said: Said) -> None:
-    """Remove the annexes of an export that has ended, or was taken back. `home` is the destination.
+    """Remove the annexes of an export that has ended or was rolled back. `home` is the destination.
 
     Raises:
         OSError: ENODEV: a file system is not mounted as it was; EBUSY: something is mounted in one.
@@ -146,7 +146,7 @@ def _emptied(said: Said, one: Annexed) -> bool:
 
 
 def _point(home: DirTree, said: Said, one: Annexed) -> DirTree | None:
-    """The mount point; None: another file system is there, or nothing."""
+    """Return the mount point; None when another file system, or none, is mounted there."""
     try:
         tree = home.below(one.path)
     except OSError:

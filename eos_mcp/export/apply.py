@@ -1,8 +1,8 @@
-"""The host's side of `export_changes`: destinations that are allowed, and one call that writes a stream in
-one of three formats.
+"""The host's side of `export_changes`: check the destination, and write a stream in one of three formats.
 
-Synchronous; the manager runs it in a thread. An export is all or nothing: a refused stream, a cap, a full
-disk or a kill leave the destination as it was (after a kill: from the next export to it, or `recover`, on).
+Synchronous; the manager runs it in a thread. An export is all or nothing: after a refused stream, an exceeded
+limit, a full disk or a kill the destination is unchanged (after a kill, the next export to it, or `recover`,
+rolls it back).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Guards(NamedTuple):
     """Paths to which an export never writes."""
 
     home: str
-    """Refused itself; directories below it are allowed."""
+    """Home directory: refused as a destination; directories below it are allowed."""
     own: tuple[str, ...]
     """State, cache and runtime directories of the gateway: refused with everything below them."""
     journals: str
@@ -50,14 +50,13 @@ class Guards(NamedTuple):
 
 
 def check_destination(dest: str, fmt: str, guards: Guards) -> str:
-    """Refuse a destination by its text, and by what it resolves to. Nothing is written and no sandbox is
-    asked.
+    """Refuse a destination by its text, and by the path that it resolves to, before any write or request.
 
     Returns:
-        The place that it goes to, without symlinks: of a `dir` export into a symlink the directory that this
-        leads to.
+        The destination without symlinks: for a `dir` export to a symlink, the directory that the link leads
+        to.
     Raises:
-        OperationError: invalid_request, `details.argument` tells which argument.
+        OperationError: invalid_request, `details.argument` names the argument.
     """
     if fmt not in FORMATS:
         raise OperationError(
@@ -90,14 +89,13 @@ def _refused(dest: str, why: str) -> OperationError:
 
 
 def _normalise(path: str) -> str:
-    """Remove `.`, `..` and doubled slashes, without a look at the file system."""
+    """Remove `.`, `..` and doubled slashes, by the text alone."""
     return "/" + os.path.normpath(path).lstrip("/") if os.sep == "/" else os.path.normpath(path)
 
 
 def _resolve(lexical: str, fmt: str) -> str:
-    """Resolve symlinks of the directories on the way, and one that leads to the directory to export into; of
-    an archive the last name is
-    kept: a link there is never written through.
+    """Resolve the symlinks of parent directories, and for format `dir` the last name too. For an archive the
+    last name is kept: an export never writes through a link.
     """
     if fmt == "dir" and os.path.isdir(lexical):
         return os.path.realpath(lexical)
@@ -150,14 +148,14 @@ def apply(
     """Read one export stream and write it to the destination of `request`.
 
     Args:
-        reader: the agent's answer to `export_stream`, from its first line on; each read has its own deadline.
-        step: where tests stop; the names begin with `export.`.
+        reader: the agent's answer to `export_stream`, from its first line; each read has its own deadline.
+        step: hook at which tests stop; the names begin with `export.`.
     Returns:
         The result object of `export_changes`.
     Raises:
-        OperationError: invalid_request for the destination (asked again, now that the sandbox has answered),
-            else operation_failed.
-    Memory: one piece of 1 MiB at a time, and some 20 bytes per entry.
+        OperationError: invalid_request for the destination (checked again after the sandbox's answer), else
+            operation_failed.
+    Memory: one chunk of 1 MiB, and some 20 bytes per entry.
     """
     with ExportStream(reader, limits) as stream:
         place = check_destination(request.dest, request.fmt, places)

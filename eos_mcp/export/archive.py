@@ -2,9 +2,9 @@
 
 A directory precedes its entries; deletions follow all content, as `.wh.NAME`; an opaque directory holds
 `.wh..wh..opq` (OCI image layer specification, "Whiteouts"). A file with holes has GNU tar's sparse format,
-PAX 1.0. The archive is written beside its place and renamed when the stream has proved complete. One that
-replaces nothing is written to a file without a name (O_TMPFILE) where the system has these: a kill leaves
-nothing of it, and it needs no record.
+PAX 1.0. The archive is written to a file beside `dest`, which is renamed once the stream is complete. When
+`dest` does not exist the file has no name (O_TMPFILE) where the system supports this: a kill leaves nothing,
+and no record is needed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NAMED_MAX = 20
 ZSTD_LEVEL = 3
 ZSTD_THREADS = 4
 ZSTD_JOB_BYTES = 1 << 19
-"""The least that zstd takes: two threads have 7 MiB in flight, with jobs of 1 MiB 11; the gateway stays below
-64 in all.
+"""The smallest job that zstd accepts: two threads hold 7 MiB, with jobs of 1 MiB 11 MiB; the gateway stays
+below 64 MiB in all.
 """
 
 
@@ -52,12 +52,12 @@ def apply_archive(
     """Write the archive `request.dest` (pinned), or nothing.
 
     With `dry_run` the archive is made, measured and discarded: `bytes_written` is its size, `changes` lists
-    what it would hold (`write`, or `delete` for a whiteout; directories are left out), `replaces` tells
-    whether a file is at `dest`.
+    its entries (`write`, or `delete` for a whiteout; directories are left out), `replaces` is true when a
+    file is at `dest`.
 
     Raises:
-        OperationError: operation_failed; `export_conflict` as `replaced_archive.check` says; `reserved_names`
-            when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
+        OperationError: operation_failed; `export_conflict` as in `replaced_archive.check`; `reserved_names`
+            when a file of the delta is called `.wh.*`: in an archive it would be a deletion.
     """
     dest, overwrite = request.dest, request.rules.on_conflict == "overwrite"
     replaced_archive.check(dest, overwrite=overwrite)
@@ -78,7 +78,7 @@ def apply_archive(
 
 
 class _Archive:
-    """Writes the entries of one stream as tar, and counts them."""
+    """Writer of one stream's entries as tar; counts them."""
 
     def __init__(self, stream: ExportStream, request: ExportRequest, out: Any, late: IO[bytes]) -> None:
         """`out` takes the tar; `late` keeps the deletions, which follow all content."""
@@ -164,7 +164,7 @@ class _Archive:
         self._note("delete", path)
 
     def _run(self, run: StreamRun) -> None:
-        """Write plain files and directories, as single entries would be."""
+        """Write plain files and directories, in the same form as single entries."""
         parts: list[bytes | memoryview] = []
         at = 0
         for path, directory, mode, size, mtime_ns, _ in run.rows:
@@ -226,12 +226,12 @@ class _Measure(io.RawIOBase):
 
 @contextlib.contextmanager
 def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overwrite: bool) -> Generator[Any]:
-    """Open a file that replaces `dest` when the block ends without an error; first remove what killed exports
-    left beside it.
+    """Open a file that replaces `dest` when the block ends without an error; first remove unfinished archives
+    of killed exports beside it.
 
     Args:
-        overwrite: as `replaced_archive.check` takes it, for a file that got the name of a new archive in the
-            meantime.
+        overwrite: for `replaced_archive.check`, when another program has made a file at `dest` during the
+            export.
     """
     directory, name = os.path.split(dest)
     if dry_run:
@@ -300,7 +300,7 @@ def _nameless(home: DirTree, name: bytes) -> int | None:
         return None
     try:
         fd = os.open(b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=home.fd)
-    except OSError:  # the other way reports the error
+    except OSError:  # writing a named file reports the error
         return None
     if os.path.exists(_proc(fd)):
         return fd
@@ -309,7 +309,7 @@ def _nameless(home: DirTree, name: bytes) -> int | None:
 
 
 def _named(fd: int, home: DirTree, name: bytes) -> bool:
-    """Give a nameless file its name; False: the name was taken in the meantime."""
+    """Give a nameless file its name; False: another file took the name during the export."""
     try:
         os.link(_proc(fd), name, dst_dir_fd=home.fd)
     except FileExistsError:
@@ -348,8 +348,8 @@ def _umask() -> int:
 
 
 def _sweep(dest: str, journals: str) -> None:
-    """Remove the unfinished archives that killed exports of this gateway left in the same directory; no other
-    file is touched.
+    """Remove the unfinished archives that killed exports of this gateway left in the same directory, and no
+    other file.
     """
     for voucher in find_records(journals, dest, archive=True).dead:
         home = voucher.said.open_home()
@@ -364,7 +364,7 @@ def _sweep(dest: str, journals: str) -> None:
 
 @contextlib.contextmanager
 def _packed(sink: IO[bytes], fmt: str) -> Generator[Any]:
-    """Open what the tar is written to: `sink`, or a compressor in front of it."""
+    """Open the output of the tar: `sink`, or a compressor that writes to it."""
     if fmt == "tar":
         yield sink
         return

@@ -1,9 +1,10 @@
 """Find changes of the user in the destination that an export would lose, while the stream is read and before
 anything is written.
 
-The entry at a path is not work of the user when it is as the sandbox found it (the base), as an export left
-it (the record, or the `earlier` of the stream), or as this export would make it. Any other entry in the way
-is a conflict, and so is a path that is gone where one of the first two had it. See ADR 0037.
+The entry at a path is not work of the user if it equals the base (the copy that the sandbox started from),
+the state after an earlier export (the record, or the `earlier` of the stream), or the entry that this export
+would write. Any other entry is a conflict. So is a missing path that the base or an earlier export had. See
+ADR 0037.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ LISTED_MAX = 200
 
 
 class Conflicts:
-    """Decides for each path that would change. `target`: the destination, None if it does not exist; the
+    """Decisions for each path that would change. `target`: the destination, None if it does not exist; the
     caller closes it.
 
     Args:
-        copy: the workspace that the sandbox was made from, where this machine has it; else `base_facts` are
-            the agent's facts about it.
-        record: of earlier exports of this sandbox to this destination.
+        copy: the copy of the workspace that the sandbox was made from, if this machine has it; else
+            `base_facts` are the agent's facts about it.
+        record: the record of earlier exports of this sandbox to this destination.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Conflicts:
         """Tell whether an entry would lose a change of the user; if so, note it.
 
         Args:
-            head: what the entry would leave at its path.
+            head: the state that the entry would leave at its path.
         """
         path = header.path
         if found is None:
@@ -125,7 +126,7 @@ class Conflicts:
         return True
 
     def refuse(self, dest: str, unsafe: list[dict[str, str]]) -> None:
-        """Raise if conflicts were found and `on_conflict` is fail. Nothing was written.
+        """Raise if conflicts were found and `on_conflict` is fail, before any write.
 
         Raises:
             OperationError: operation_failed, export_conflict.
@@ -187,7 +188,7 @@ class Conflicts:
         self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None
     ) -> str:
         """Return how the file or link at `path` differs; empty when the user did not change it, or a program
-        makes it again.
+        can remake it (byte code).
         """
         assert self.target is not None
         if derived(path):
@@ -205,8 +206,8 @@ class Conflicts:
         return "edited" if was is None or was == _letter(found) else "kind"
 
     def _gone(self, header: pax.Header) -> bool:
-        """Classify a path that does not exist: it was deleted here if an export wrote it or the workspace had
-        it; else it is new.
+        """Classify a path that does not exist: deleted by the user if an export wrote it or the workspace had
+        it; else new.
         """
         if header.kind == pax.WHITEOUT or header.type == pax.DIRECTORY:
             return False
@@ -224,7 +225,9 @@ class Conflicts:
         return deleted
 
     def _directory_itself(self, header: pax.Header) -> bool:
-        """Classify a directory without changes of the user below it, in the place of a file or link."""
+        """Classify a directory that is in the place of a file or link and has no changes of the user below
+        it.
+        """
         if header.kind == pax.WHITEOUT:
             return False
         was = self._was(header.path)
@@ -236,7 +239,7 @@ class Conflicts:
     # the state before
 
     def _was(self, path: bytes) -> str | None:
-        """Return the letter of the entry that an export wrote at the path, else of the base's; None when
+        """Return the letter of the entry that an export wrote at the path, else that of the base; None when
         neither is known.
         """
         left = self.record.finished(path) if self.record is not None else None
@@ -280,7 +283,7 @@ class Conflicts:
             return False
 
     def _is_again(self) -> bool:
-        """Tell whether the destination is the directory, on the branch, of the record, and was not
+        """Tell whether the destination is the directory of the record, on the same branch, and was not
         emptied.
         """
         if self.target is None or self.record is None or self.record.identity() != identity_of(self.target):
@@ -289,7 +292,7 @@ class Conflicts:
 
 
 def record_base_fact(base_facts: Facts, header: pax.Header) -> None:
-    """Take the agent's entries of the base."""
+    """Store an entry of the base that the agent sent."""
     base_facts.put(header.path, fact_of_base(header.of_base))
 
 
@@ -307,8 +310,8 @@ def _letter(found: os.stat_result) -> str:
 
 
 def _same(path: bytes, found: os.stat_result, target: DirTree, base: DirTree) -> bool:
-    """Tell whether the base has this entry at `path`: by size and time, else by content; modes do not
-    count.
+    """Tell whether the base has the same entry at `path`: equal size and time, or equal content; modes are
+    ignored.
     """
     was = base.lstat(path)
     if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
@@ -333,7 +336,7 @@ def _same(path: bytes, found: os.stat_result, target: DirTree, base: DirTree) ->
 
 
 class ComparedPaths:
-    """The entry at each path when it was compared, by which the commit checks what it replaced."""
+    """The entry at each path when it was compared; the commit checks that it replaced the same entries."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, bytes] = {}
@@ -344,11 +347,10 @@ class ComparedPaths:
             self._of[name] = found
 
     def check(self, stages: Iterable[DirTree], dest: str) -> None:
-        """Compare all replaced entries, after everything was put in place and before that is final.
+        """Compare all replaced entries, after everything was put in place and while a rollback is possible.
 
         Raises:
-            OperationError: operation_failed, export_conflict: what was moved out of the way is not what was
-                compared.
+            OperationError: operation_failed, export_conflict: a replaced entry differs from the compared one.
         """
         changed = 0
         for stage in stages:

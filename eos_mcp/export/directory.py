@@ -1,8 +1,8 @@
 """Format `dir`: apply the delta to a directory of the host, all of it or nothing.
 
-Files are written once, into the staging directory, while the stream is read and compared with what lies in
-the destination; when the whole stream is known to be good they are put in place by renames. See
-`export_stage` for the journal.
+Files are written once, into the staging directory, while the stream is read and compared with the
+destination. Once the whole stream is verified they are renamed into place. See `export.stage` for the
+journal.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def apply_directory(
     """Apply the delta of the stream to the destination (pinned).
 
     Args:
-        journals: of the state directory: where exports that are under way are on record.
+        journals: directory in the state directory with the records of running exports.
     Returns:
-        The contract's keys, `hygiene` where something was found; with `dry_run` also what `DryRun` found, and
-        nothing was written.
+        The contract's keys, and `hygiene` if it found files; with `dry_run` also the findings of `DryRun`,
+        and nothing was written.
     Raises:
-        OperationError: operation_failed; the destination is as it was before, unless `details.reason` is
+        OperationError: operation_failed; the destination is unchanged, unless `details.reason` is
             `rollback_failed`.
     """
     dest, dry_run = request.dest, request.dry_run
@@ -116,8 +116,8 @@ def apply_directory(
 
 
 def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
-    """Refuse to commit beside another running export to the same place: two that began at once see each other
-    here.
+    """Refuse to commit while another export to the same destination runs: two that began at the same time
+    detect each other here.
     """
     found = find_records(journals, dest, but=stage.voucher)
     busy = [
@@ -131,8 +131,8 @@ def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
 
 
 def _left(stage: ExportStage) -> dict[str, Any]:
-    """Remove the staging of a finished export; return its path if that fails, as with an immutable file among
-    the replaced ones.
+    """Remove the staging of a finished export; return its path if that fails, for example since a replaced
+    file is immutable.
     """
     _end(stage)
     return {"left_staging": [stage.path]} if stage.voucher.said.staging(stage.home) is not None else {}
@@ -150,7 +150,7 @@ def _end(stage: ExportStage) -> None:
 
 
 def _commit_new(stage: ExportStage, dest: str, work: FreshReceiver, guard: ExportGuard) -> None:
-    """Rename the whole tree into its place, or leave it in the staging directory, which is removed."""
+    """Rename the whole tree into its place; on a failure it is removed with the staging directory."""
     try:
         commit_new(stage, work, os.fsencode(os.path.basename(dest)))
     except FileExistsError:
@@ -184,7 +184,7 @@ def _commit(stage: ExportStage, dest: str, target: DirTree | None, guard: Export
     except BaseException as error:
         try:
             roll_back(stage, name, target)
-        except Exception as second:  # of any kind: the staging directory with the replaced files stays
+        except Exception as second:  # any exception: keep the staging directory with the replaced files
             stage.kept = True
             stage.leave()
             code = errno.errorcode.get(second.errno or 0, "EIO") if isinstance(second, OSError) else "EIO"

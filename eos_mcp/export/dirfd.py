@@ -1,5 +1,5 @@
-"""A directory of the host by descriptors: every path is resolved from the root's descriptor, by openat2(2) or
-component by component, and no symlink in it is ever followed.
+"""Access to a directory of the host by descriptors: every path is resolved from the root's descriptor, by
+openat2(2) or component by component, and symlinks are never followed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _READ = (
 
 
 class DirTree:
-    """Paths below one open directory. Methods raise OSError as the kernel gave it, `filename` being the path
-    in the tree; EINVAL, without a call, for a path that is absolute or has a component that is empty, `.` or
-    `..`.
+    """Paths below one open directory. Methods raise the kernel's OSError with the path in the tree as
+    `filename`; EINVAL, without a system call, for a path that is absolute or has a component that is empty,
+    `.` or `..`.
     """
 
     def __init__(self, root: str | int) -> None:
-        """Open an absolute path without symlinks; one that replaced a directory on the way is an error. Or
-        take a descriptor and own it.
+        """Open an absolute path without symlinks; a symlink that replaced one of its directories is an error.
+        Or take ownership of a descriptor.
         """
         self.fd = root if isinstance(root, int) else _open_root(root)
         self._parent: tuple[bytes, int] | None = None
 
     def below(self, path: bytes) -> DirTree:
-        """Open the directory at `path` as a tree of its own."""
+        """Open the directory at `path` as a separate tree."""
         name, parent = _name(path), self.parent(path)
         return DirTree(os.open(name, _LIST, dir_fd=parent))
 
@@ -62,7 +62,7 @@ class DirTree:
         """Return the descriptor of the parent directory of `path`, valid until the next call.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: something on the way is absent, a symlink or no directory.
+            FileNotFoundError, NotADirectoryError: a component is missing, a symlink or not a directory.
         """
         above, _, last = path.rpartition(b"/")
         if last in _NO_NAMES or path[:1] == b"/" or b"\0" in path:
@@ -96,7 +96,7 @@ class DirTree:
         return at
 
     def lstat(self, path: bytes) -> os.stat_result | None:
-        """lstat(2); None when nothing exists there, or only behind a symlink."""
+        """Call lstat(2); None when the path does not exist or leads through a symlink."""
         try:
             return os.stat(_name(path), dir_fd=self.parent(path), follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -119,10 +119,10 @@ class DirTree:
         return os.readlink(_name(path), dir_fd=self.parent(path))
 
     def chmod(self, path: bytes, mode: int) -> None:
-        """chmod(2) a file or a directory, never through a symlink.
+        """Call chmod(2) on a file or a directory, never through a symlink.
 
         Raises:
-            OSError: EMLINK, without a change: the file has other names, which would change with it.
+            OSError: EMLINK, without a change: the file has other hard links, whose mode would change too.
         """
         name, parent = _name(path), self.parent(path)
         try:
@@ -140,14 +140,14 @@ class DirTree:
             try:
                 os.fchmod(fd, mode)
             except OSError as error:
-                if error.errno != errno.EBADF:  # a descriptor that is only a handle
+                if error.errno != errno.EBADF:  # a descriptor opened with O_PATH
                     raise
                 os.chmod(f"/proc/self/fd/{fd}", mode)
         finally:
             os.close(fd)
 
     def move(self, path: bytes, other: DirTree, new: bytes, *, directory: bool = False) -> None:
-        """rename(2) to a path in another tree; an entry there is replaced."""
+        """Call rename(2) to a path in another tree; an existing entry is replaced."""
         if directory:
             self.forget()
             other.forget()
@@ -158,7 +158,7 @@ class DirTree:
             raise OSError(error.errno, error.strerror, path, None, new) from None
 
     def link(self, path: bytes, other: DirTree, new: bytes) -> None:
-        """link(2), of the symlink itself if it is one."""
+        """Call link(2); a symlink is linked itself."""
         with self._held_parent(path) as parent:
             os.link(
                 _name(path),
@@ -170,8 +170,8 @@ class DirTree:
 
     @contextlib.contextmanager
     def _held_parent(self, path: bytes) -> Generator[int]:
-        """Open the parent as `parent` does, for the length of the block: the other path of a rename or link
-        may be in the same tree.
+        """Open the parent like `parent`, valid for the whole block: the other path of a rename or link may be
+        in the same tree.
         """
         held = os.dup(self.parent(path))
         try:
@@ -198,8 +198,8 @@ class DirTree:
             os.close(fd)
 
     def remove(self, path: bytes) -> None:
-        """Delete a file, a symlink or a whole directory, never through a symlink. Directories without
-        permission get it. A missing path is not an error.
+        """Delete a file, a symlink or a whole directory, never through a symlink. Directories without write
+        or search permission get it first. A missing path is not an error.
         """
         name = _name(path)
         parent = os.dup(self.parent(path))
@@ -221,7 +221,7 @@ def _no_path(path: bytes) -> OSError:
 
 
 def _open_root(root: str) -> int:
-    """Open an absolute path so that a symlink that replaces a directory in the meantime is not followed."""
+    """Open an absolute path; a symlink that replaces one of its directories is not followed."""
     names = [name for name in root.split(os.sep) if name]
     if not os.path.isabs(root) or not names or not hasattr(os, "O_PATH"):
         return os.open(root, _LIST)
@@ -283,7 +283,7 @@ def _remove(name: bytes, parent: int) -> None:
 
 
 def copy_data(source: int, target: int, size: int) -> None:
-    """Copy the first `size` bytes of a file to an empty one; holes stay holes. Both offsets move."""
+    """Copy the first `size` bytes of a file to an empty file; holes stay holes. Both file offsets change."""
     for begin, end in data_ranges(source):
         os.lseek(target, begin, os.SEEK_SET)
         while begin < min(end, size) and (
@@ -297,7 +297,7 @@ def copy_data(source: int, target: int, size: int) -> None:
 
 
 def sync_file_system(fd: int) -> bool:
-    """syncfs(2) of the file system that the descriptor lies on; False where the system has no such call."""
+    """Call syncfs(2) for the file system of the descriptor; False where the system lacks the call."""
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (OSError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""A dry run of a `dir` export: the changes it would make, and the errors it would get. Only reads."""
+"""A dry run of a `dir` export: reports the changes and errors that the export would have. Only reads."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from eos_mcp.export import immutable
 from eos_mcp.export.dirfd import DirTree
 
 LISTED_MAX = 200
-"""Changes that a dry run lists; it counts all."""
+"""Maximum of changes that a dry run lists; it counts all."""
 
 
 class DryRun:
     """Receives each change in the order of the stream; the caller closes `target`.
 
     Args:
-        home: where the export would make its staging directory: the destination, or the nearest directory
-            above it that exists.
+        home: parent of the export's staging directory: the destination, or the nearest existing directory
+            above it.
     """
 
     def __init__(self, home: str, target: DirTree | None) -> None:
@@ -35,9 +35,9 @@ class DryRun:
         """Note a change: `write`, `delete` or `mode`.
 
         Args:
-            system: the directory of the destination that begins the path's file system.
+            system: the directory of the destination at which the path's file system begins.
         Raises:
-            OSError: what the export would get from the kernel at this place.
+            OSError: the kernel's error that the export would get for this path.
         """
         self.change_count += 1
         if len(self.changes) < LISTED_MAX:
@@ -75,7 +75,7 @@ class DryRun:
             if len(self._open) > 1000:
                 self._open.clear()
             parent = target.lstat(above) if above else os.fstat(target.fd)
-            # the export makes a missing directory, and opens up one of this user's
+            # the export makes a missing directory, and adds permissions to one of this user's
             may = self._open[above] = (
                 parent is None
                 or not stat.S_ISDIR(parent.st_mode)
@@ -108,12 +108,12 @@ def _check_system(target: DirTree, point: bytes) -> None:
 
 
 def check_home(dest: str) -> str:
-    """Return where an export to `dest` (resolved, absolute) would begin to write: itself, or the nearest
-    directory above it.
+    """Return the directory to which an export to `dest` (resolved, absolute) would write first: `dest`, or
+    the nearest existing directory above it.
 
     Raises:
-        OSError: the error it would get there: it is not a directory, cannot be written, or lies on a
-            read-only file system.
+        OSError: `dest` would not be in a directory, the directory is not writable, or it is on a read-only
+            file system.
     """
     home = dest
     while not os.path.lexists(home):
@@ -136,9 +136,10 @@ def check_room(directory: str, needed: int) -> None:
 
 
 def folds_by_names(directory: str) -> bool:
-    """Tell whether this file system folds names, by existing names: in the directory, then its own.
+    """Tell whether this file system folds case in names, by existing names: those in the directory, then its
+    own.
 
-    Without any name that has two spellings (an empty root of a volume) it is taken for one that does not.
+    False when no name with two spellings exists (the empty root of a volume).
     """
     place = os.path.realpath(directory)
     device = os.lstat(place).st_dev
@@ -155,8 +156,8 @@ def folds_by_names(directory: str) -> bool:
 
 
 def _spelt_twice(directory: str, name: str) -> bool | None:
-    """Tell whether another spelling of a name is the same file; None without another spelling, or when it is
-    a file of its own.
+    """Tell whether another spelling of a name is the same file; None without another spelling, or when a
+    different file has it.
     """
     try:
         others = {name.swapcase(), unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)} - {

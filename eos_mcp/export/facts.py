@@ -1,13 +1,13 @@
-"""Facts about the entries at paths, in a SQLite file. A file that is kept from export to export is the record
-of a sandbox and a destination.
+"""Facts about the entries at paths, in a SQLite file. The record of a sandbox and a destination is such a
+file, kept between exports.
 
     <state>/export-records/<sandbox>/<hash of the destination>.sqlite
                                mode 0600; user_version is its format number
 
-A row says what an export wrote at a path: a file's size, time and digest, a link's digest, a directory, or
-nothing (it was deleted). Rows of `slot` 1 are those of an export that is under way: durable before the
-destination changes, they become rows of slot 0 when it has ended. After a kill both count as what an export
-wrote.
+A row has the entry that an export wrote at a path: a file's size, time and digest, a link's digest, a
+directory, or a deletion. Rows of `slot` 1 belong to a running export: they are durable before the destination
+changes, and become rows of slot 0 at the end of the export. After a kill rows of both slots count as written
+by an export.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from layerstack.model.run_table import RunRow
 
 FORMAT = 1
 ROWS_MAX = 2_000_000
-"""Rows of one record; with more, those that the delta of the last export does not name are deleted. Only that
-delta can be larger.
+"""Maximum of rows of one record; beyond it, rows that the delta of the last export does not name are deleted.
+Only that delta may exceed it.
 """
 READ = 1 << 20
 SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN = 10, 13, 14
@@ -45,8 +45,8 @@ NOTHING, FILE, LINK, DIRECTORY, OPAQUE = "-", "f", "l", "d", "o"
 
 
 class Fact(NamedTuple):
-    """The entry at a path. A symlink and a file have a digest; a file with an empty one is known by size and
-    time only.
+    """The entry at a path. A symlink and a file have a digest; a file with an empty digest is compared by
+    size and time only.
     """
 
     letter: str
@@ -55,8 +55,8 @@ class Fact(NamedTuple):
     digest: bytes = b""
 
     def holds(self, path: bytes, found: os.stat_result, tree: DirTree, *, by_time: bool = True) -> bool:
-        """Tell whether the entry at `path` is this one: a file by size and time, else by content; modes do
-        not count.
+        """Tell whether the entry at `path` equals this one: a file by size and time, else by content; modes
+        are ignored.
         """
         if stat.S_ISLNK(found.st_mode):
             return self.letter == LINK and hashlib.sha256(tree.readlink(path)).digest() == self.digest
@@ -146,8 +146,8 @@ class Facts:
         return [Fact(*row) for row in rows]
 
     def above(self, path: bytes) -> bytes | None:
-        """Return the nearest path above for which a fact rules out unknown entries: nothing, a file, a
-        symlink, or only known names.
+        """Return the nearest path above whose fact rules out unknown entries: a deletion, a file, a symlink,
+        or a directory with only known names.
         """
         while path := path.rpartition(b"/")[0]:
             fact = self.finished(path)
@@ -186,7 +186,7 @@ class DestinationRecord(Facts):
     """The record of one sandbox and one destination.
 
     Raises:
-        RecordFull: there is none yet, and no room for one.
+        RecordFull: no record exists yet, and the disk has no room for one.
         OperationError: operation_failed, export_record_unreadable: the file is damaged, or of a later
             version.
     """
@@ -207,9 +207,7 @@ class DestinationRecord(Facts):
             (number,) = self._db.execute("pragma user_version").fetchone()
             if number not in (0, FORMAT):
                 raise sqlite3.DatabaseError(f"its format is {number}, this version reads {FORMAT}")
-            if (
-                number == 0
-            ):  # ended by `begin`: one transaction, with one row of syncs; without it the file stays empty
+            if number == 0:  # ended by `begin`: one transaction, synced once; without it the file stays empty
                 self._db.execute("begin immediate")
                 self._db.execute(_TABLE)
                 self._db.execute(
@@ -247,7 +245,7 @@ class DestinationRecord(Facts):
         return code in (SQLITE_IOERR, SQLITE_CANTOPEN) and found.f_bavail * found.f_frsize < ROOM
 
     def identity(self) -> DirectoryIdentity | None:
-        """The directory to which the last finished export went."""
+        """Return the directory of the last finished export."""
         with self._reading():
             row = self._db.execute("select value from about where key = 'identity'").fetchone()
         return None if row is None else DirectoryIdentity(*json.loads(row[0]))
@@ -263,18 +261,17 @@ class DestinationRecord(Facts):
 
         Args:
             rows: path, letter, size, time and digest of each fact.
-            fresh: the destination does not exist: what earlier exports left there counts no more.
-            whole: of a fresh one whose tree is made and takes its place by one rename: what `finish` would be
-                given, which is then not called.
+            fresh: the destination does not exist: the facts of earlier exports are dropped.
+            whole: for a fresh destination whose complete tree is renamed into place: the argument of
+                `finish`, which is then not called.
         Raises:
-            RecordFull: nothing of it is there.
+            RecordFull: nothing was recorded.
         """
         with self._reading():
             if not self._db.in_transaction:
                 self._db.execute("begin immediate")
             self._db.execute("delete from fact" if fresh else "delete from fact where slot = 1")
-            # nothing is to be kept apart from it: what was there is gone, and so is the directory that the
-            # record was about
+            # no separate slot is needed: the earlier entries are gone, and so is the directory of the record
             if fresh:
                 self._db.execute("delete from about where key = 'identity'")
             self._db.executemany(
@@ -289,7 +286,7 @@ class DestinationRecord(Facts):
         it.
 
         Returns:
-            How many paths of earlier exports went from the record, since there were more than `ROWS_MAX`.
+            The number of paths of earlier exports that were deleted from the record because of `ROWS_MAX`.
         """
         dropped = 0
         with self._reading():

@@ -1,4 +1,4 @@
-"""A lock on an open file or directory that the kernel ends with its holder: flock(2)."""
+"""A lock on an open file or directory, which the kernel releases when its owner ends: flock(2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BUSY = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 def lock(fd: int) -> bool:
     """Take the exclusive lock without waiting; False while another process has it.
 
-    Where the system has no flock(2), or its file system cannot lock this kind of file, the answer is True.
+    True as well where the system lacks flock(2), or its file system cannot lock this kind of file.
     """
     try:
         import fcntl

@@ -8,13 +8,15 @@ from typing import Any
 from eos_mcp.export.facts import Fact, Facts, in_range
 
 FEW = 16_384
-"""Facts that are kept in memory; more of them go to a temporary file."""
+"""Maximum of facts in memory; with more, all are in a temporary file."""
 BYTES = 4 << 20
-"""Length of all their paths, for the same."""
+"""Maximum of bytes of their paths in memory."""
 
 
 class GatheredFacts:
-    """Facts by path in two slots: 0 was written, 1 was passed over. Used in one thread."""
+    """Facts by path in two slots: 0 for written entries, 1 for entries that were not put in place. Used in
+    one thread.
+    """
 
     def __init__(self) -> None:
         self._few: tuple[dict[bytes, Fact], dict[bytes, Fact]] = ({}, {})

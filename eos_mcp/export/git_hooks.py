@@ -1,9 +1,9 @@
-"""The directory of git hooks in the repository that is or contains a destination: files that an export writes
-there run by themselves.
+"""The directory of git hooks in the repository that is or contains a destination: git runs the files that an
+export writes there.
 
-Git is asked, since the setting may stand in the configuration of a linked worktree's or a submodule's
-repository, in a file that it includes, or in the person's own. Without git, or where it does not answer,
-`.git/config` alone is read.
+Git is asked, since the setting may be in the configuration of a linked worktree's or a submodule's
+repository, in an included file, or in the user's configuration. Without git, or when git fails, only
+`.git/config` is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def within(dest: str, target: DirTree | None) -> bytes:
     """Return the directory of hooks as a path in the destination (resolved, absolute); empty without one
     below it.
 
-    Cost: one run of git where the destination is a repository or lies in one.
+    Cost: one run of git when the destination is a repository or inside one.
     """
     top = None if target is None else _top(dest)
     if top is None or target is None:
@@ -35,7 +35,7 @@ def within(dest: str, target: DirTree | None) -> bytes:
     path = os.path.normpath(os.path.join(os.fsencode(top), os.path.expanduser(found)))
     inside = path.removeprefix(here + b"/") if path.startswith(here + b"/") else b""
     above, _, name = inside.rpartition(b"/")
-    return above if name == b"_" and above else inside  # husky: what git runs in `_` runs its neighbours
+    return above if name == b"_" and above else inside  # husky: the hooks in `_` run the files beside `_`
 
 
 def _top(dest: str) -> str | None:

@@ -49,7 +49,7 @@ _OTHERS = 0o077
 
 
 class ExportGuard:
-    """Decides for the receiver. `target`: the destination before the export, None if it does not exist."""
+    """Decisions for the receiver. `target`: the destination before the export, None if it does not exist."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ExportGuard:
     # called by the receiver
 
     def on_the_way(self, header: pax.Header, old: os.stat_result | None) -> bool:
-        """Tell whether the user's version stays in the place of an entry that differs."""
+        """Tell whether the user's version stays at the path of an entry that differs."""
         return (
             self.conflicts is not None
             and self.conflicts.on_the_way(header, old, self._head(header))
@@ -116,14 +116,14 @@ class ExportGuard:
             self.conflicts.below(path, of=of)
 
     def gather(self, header: pax.Header, *, passed: bool = False) -> None:
-        """Note the state that an entry leaves at its path. `passed`: it is not written, but another may be a
-        further name of it.
+        """Note the state that an entry leaves at its path. `passed`: the entry is not written, but a later
+        entry may be a hard link to it.
         """
         if self.heads is not None:
             self.heads.put(header.path, self._head(header), int(passed))
 
     def gather_rows(self, rows: list[RunRow]) -> None:
-        """Do `gather` for plain files and directories that were all written."""
+        """Call `gather` for plain files and directories that were all written."""
         if self.heads is not None:
             self.heads.put_all((row.path, fact_of_row(row)) for row in rows)
 
@@ -139,7 +139,9 @@ class ExportGuard:
         return found[0] if found else Fact(FILE, -1)
 
     def mode_of_base(self, path: bytes) -> int | None:
-        """Return the permission bits of the base's directory; None: not known, or the base has none."""
+        """Return the permission bits of the directory in the base; None: unknown, or the base has no such
+        directory.
+        """
         found = None if self.copy is None else self.copy.lstat(path)
         return None if found is None or not stat.S_ISDIR(found.st_mode) else stat.S_IMODE(found.st_mode)
 
@@ -154,9 +156,9 @@ class ExportGuard:
         return header._replace(mode=header.mode & ~(lost & was.st_mode))
 
     def withdrawn(self, index: SortedPaths) -> Iterator[bytes]:
-        """Paths that an earlier export put here, that are still as it left them, and that the version has not
-        any more: made in the sandbox and removed there since, so that neither the base nor the delta speaks
-        of them.
+        """Yield paths that an earlier export wrote, that are unchanged since, and that the version no longer
+        has: they were made in the sandbox and removed there later, so neither the base nor the delta names
+        them.
         """
         if (
             self.target is None
@@ -221,8 +223,8 @@ class ExportGuard:
         """Begin the record, before the destination changes.
 
         Args:
-            whole: the directory that becomes the destination by one rename. Where its time of birth is known
-                no other directory can be taken for it, so the record gets at once what `finish` would write.
+            whole: the directory that becomes the destination by one rename. If its time of birth is known, it
+                cannot be confused with another directory, so the record is finished at once.
         """
         if self.record is not None and self.heads is not None:
             about = None if whole is None else identity_of(whole)
@@ -278,8 +280,8 @@ def _replaced_above(index: SortedPaths, path: bytes) -> bool:
 
 @contextlib.contextmanager
 def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStream) -> Generator[ExportGuard]:
-    """The guard of one export, with what it knows of the base and of earlier exports, for the length of a
-    block. Where this machine has no copy of the base, the stream tells of it if it was asked to.
+    """Open the guard of one export, with the facts about the base and earlier exports, for the length of a
+    block. When this machine has no copy of the base, the stream describes it on request.
     """
     rules, dest, base, dry_run = request.rules, request.dest, request.base, request.dry_run
     with contextlib.ExitStack() as open_:
