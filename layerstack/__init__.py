@@ -10,7 +10,7 @@ or nothing.
     upper.publish(owner="s1", request_id="r1")
     store.snapshot().read_bytes("README.md")  # the head, without a mount
 
-Importing works on any OS; everything that touches a store wants Linux.
+The package can be imported on any OS; everything that uses a store needs Linux.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> object:
-    """Each noun is imported at its first use: whoever wants one pure module does not pay for the store."""
+    """Import each public name at its first use, so that a program that needs one pure module does not load
+    the store.
+    """
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

@@ -43,13 +43,13 @@ class Invalid(LayerStackError):
 
 
 class InvalidPath(Invalid):
-    """A path that is absolute outside the workspace, holds `..` or NUL, or is empty."""
+    """A path that is absolute and outside the workspace, contains `..` or NUL, or is empty."""
 
     reason = "invalid_path"
 
 
 class NotFound(Invalid):
-    """The file, version, draft or layer that was asked for is not there."""
+    """The requested file, version, draft or layer does not exist."""
 
     kind = "not_found"
     reason = "not_found"
@@ -82,7 +82,9 @@ class AlreadyExists(Invalid):
 
 
 class Rejected(LayerStackError):
-    """A better-informed caller would succeed."""
+    """The request fails in the present state, which the error describes; a caller that acts on it would
+    succeed.
+    """
 
     reason = "rejected"
 

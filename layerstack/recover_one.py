@@ -1,9 +1,9 @@
-"""One dead session's work becomes a draft, in a process beside the one that has the store open: what it takes
-in time and memory is that process's.
+"""Make a draft of the work of one dead session, in a process of its own beside the one that has the store
+open, so that limits of time and memory apply to this work alone.
 
-The caller holds the session's lease, and a name in staging for this process's own scrap; it hands down the
-descriptor that holds the store, so that no third process opens it while this one still writes. Whatever ends
-this process, the disk says how far it came: `Dead.end_try` reads it.
+The caller holds the session's lease, and a name in staging for the temporary files of this process. The
+process inherits the descriptor that holds the store, so that no third process opens the store while this one
+still writes. However this process ends, the files on disk show its progress: `Dead.end_try` reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from layerstack.tree.staging import Staging
 
 
 class Beside:
-    """The store as this process sees it: the versions that dead sessions stand on, and staging of its own."""
+    """The store as this process uses it: the base versions of dead sessions, and a staging directory of its
+    own.
+    """
 
     def __init__(self, root: str, staging: str, lock_fd: int) -> None:
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
@@ -34,10 +36,10 @@ class Beside:
         self._store.staging = Staging(staging)
 
     def recover(self, session_id: str, version: int, layer_ids: Sequence[str]) -> Draft | None:
-        """Make the draft; None when nothing was unpublished that the draft has not which it stood on.
+        """Make the draft; None when the session has no unpublished work beyond that of its own draft.
 
         Args:
-            version, layer_ids: what its lease is on.
+            version, layer_ids: those of the session's lease.
         Raises:
             NotFound, StoreCorrupt, StoreBusy, OSError, MemoryError.
         """

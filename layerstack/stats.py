@@ -10,7 +10,7 @@ from layerstack.publish import draft_refs
 
 
 def of(stack: Stack) -> dict[str, Any]:
-    """See `Store.layer_stats`. Layers newest first; sizes are those of the layers' metadata, None for the
+    """See `Store.layer_stats`. Layers are listed newest first; sizes are from their metadata, None for the
     base.
     """
     head, leases = stack.head, stack.leases.all()

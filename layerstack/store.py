@@ -1,4 +1,4 @@
-"""The store: what lies on disk, and every call of one that is open.
+"""The store: its files on disk, and all calls of an open store.
 
     manifest.json             the head, newest layer first; replaced by one rename
     manifests/<version>.json  every openable version, the head included
@@ -6,18 +6,18 @@
     base/B000001-base/        the base, read-only, on a mount of its own
     .layer-metadata/          <id>.json owner, agent, base version, sizes, digest; <id>.index the changed
                               paths; of published layers <id>.digest, the digest alone; of squashed ones
-                              <id>.blame, whose lines they hold
+                              <id>.blame, the authors of lines
     sessions/<id>/            the live writes of a session (layerstack.session.upper)
-    workspace.json            which workspace, which base, xattr form
+    workspace.json            the workspace, the base, the xattr namespace
     .storage-writer.lock      flock: one process at a time
     drafts/<id>/              work that was not published (layerstack.publish.drafts)
-    pins/<version>.json       a version that stays openable (layerstack.history.pins); the folder comes with
-                              the first
-    staging/                  scrap: empty at rest, swept at open
+    pins/<version>.json       a version that stays openable (layerstack.history.pins); the first pin makes
+                              the folder
+    staging/                  temporary files: empty at rest, swept at open
 
 Durability: data is synced before the rename that makes it visible, metadata is renamed in before its layer,
-the layer before the manifest that names it. A crash at any step leaves the old head or the new one, and what
-was not published is a draft after the next open.
+the layer before the manifest that names it. A crash at any step leaves the old head or the new one;
+unpublished work is a draft after the next open.
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ from layerstack.squash.squash import Squashed
 T = TypeVar("T")
 
 PATH_DEPTH_MAX = 2_048
-"""Names that fit into PATH_MAX; trees are walked by recursion."""
+"""Most names of a path that fit into PATH_MAX; trees are walked by recursion."""
 
 
 class Store(Stack):
     """One stack of layers on disk. One process has it open; its methods may be called from any thread."""
 
     def __init__(self, root: str, form: Form, workspace: dict[str, Any], lock_fd: int, step: Step) -> None:
-        """Not for callers: `open` is."""
+        """Internal: callers use `open`."""
         super().__init__(root, form, step, lock_fd)
         self.workspace = workspace
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
-        """Dead sessions whose work could not be made a draft: (session id, why). Tried again at the next open
-        unless they are quarantined.
+        """Dead sessions whose work could not be made a draft: (session id, reason). Tried again at the next
+        open unless they are quarantined.
         """
         self.behind: list[Callable[[], None]] = []
         """Removals that an open without recovery leaves to the caller, for later."""
         self.update_lock = threading.Lock()
-        """Held by writers without a session, which take turns."""
+        """Held by writers without a session, one at a time."""
         self.blames, self.auto_squash, self.dead = BlameCache(root), AutoSquash(self), Dead(self)
 
     # ---- create, open, close
@@ -85,12 +85,13 @@ class Store(Stack):
     def create(
         root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step = no_step
     ) -> None:
-        """Make an empty store around a base; `root` may be there and hold a mounted `base/` already.
+        """Make an empty store around a base; `root` may exist, with a mounted `base/`.
 
-        After a crash it is called again. Durable on return: manifest.json is written last.
+        After a crash the call is repeated. Durable on return: manifest.json is written last.
         Raises:
-            Invalid: a store with another base, workspace or form is there (reason store_exists); the store
-                would lie in its workspace, or the workspace in the store (store_in_workspace).
+            Invalid: `root` has a store with another base, workspace or xattr namespace (reason store_exists);
+                the store would be inside its workspace, or the workspace inside the store
+                (store_in_workspace).
         """
         opening.create(
             root, workspace_root=workspace_root, base_root_hash=base_root_hash, form=form, step=step
@@ -98,22 +99,22 @@ class Store(Stack):
 
     @staticmethod
     def open(root: str, *, step: Step = no_step, recover: bool = True) -> Store:
-        """Open the store for this process: take its lock, check every file, sweep what a crash left, make
-        drafts of dead sessions' work.
+        """Open the store for this process: take its lock, check every file, remove the remains of a crash,
+        make drafts of dead sessions' work.
 
         Args:
-            recover: False leaves what takes long to the caller: dead sessions are in `dead`, what is to be
-                removed in `behind`.
+            recover: False leaves the slow steps to the caller: dead sessions are in `dead`, removals in
+                `behind`.
         Raises:
             StoreBusy: another process has it open.
             StoreCorrupt: a file that the head needs is missing, damaged or of an unknown format; details.file
-                names it. Nothing was changed. What only a session, a draft, a pin or an earlier version needs
-                is quarantined: see `damaged`.
-            Unsupported: the store has the other form of xattrs than this process can use.
+                names it. Nothing was changed. A damaged file that only a session, a draft, a pin or an
+                earlier version needs is quarantined instead: see `damaged`.
+            Unsupported: this process cannot use the store's xattr namespace.
         """
         root = os.path.realpath(
             root
-        )  # the way to it may change while it is open: a symlink, the working directory
+        )  # the given path may change its meaning while the store is open: a symlink, the working directory
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
         fd = opening.lock(root)
         try:
@@ -147,20 +148,20 @@ class Store(Stack):
         draft_base: str = "own",
         choice: Choice | None = None,
     ) -> Upper:
-        """A place for a session's writes on a version (the head by default), or on a draft: at its own base,
-        or carried over to the head.
+        """Open an upper for a session's writes on a version (the head by default), or on a draft: at the
+        draft's own base, or carried over to the head.
 
         Args:
             session_id: letters, digits, `.`, `_`, `-`; names the folder in `sessions/`.
-            origin: who it is for, as a later draft says it: `workspace_session:<id>`.
-            choice: sides to take where the draft is in conflict with the head; None refuses. What became of
-                each conflict is in `Upper.resolved`.
+            origin: the `origin` of a draft of this work: `workspace_session:<id>`.
+            choice: sides to take where the draft is in conflict with the head; None refuses. `Upper.resolved`
+                has the result for each conflict.
         Returns:
             An upper whose lease keeps the version's layers until it ends. If the process dies, the next open
                 makes a draft of its work.
         Raises:
-            Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more
-                lowers than the kernel mounts.
+            Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more lower
+                directories than the kernel mounts.
             PublishRejected: the draft cannot be carried over to the head, with every conflict.
         """
         start.check_id(session_id)
@@ -182,7 +183,7 @@ class Store(Stack):
         agent: str | None = None,
         allow_unresolved: bool = False,
     ) -> Published:
-        """Publish a session's work, as `Upper.publish`; squash first where `auto_squash` says so."""
+        """Publish a session's work, as `Upper.publish`; squash first if `auto_squash` requires it."""
         with upper.exclusive():
             if upper.is_published:
                 return upper.publish(owner=owner, request_id=request_id, agent=agent)
@@ -193,12 +194,11 @@ class Store(Stack):
             )
 
     def give_up_session(self, session_id: str) -> None:
-        """Delete a dead session that waits to become a draft or is quarantined, with its work: a way
-        to settle it. Durable on return.
+        """Delete a dead session that waits for recovery or is quarantined, with its work. Durable on return.
 
         Raises:
             NotFound: no session of that id is dead or quarantined (session_not_found).
-            StoreBusy: something still writes into its upperdir.
+            StoreBusy: an overlay is still mounted on its upperdir.
             OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of
                 that failed.
         """
@@ -207,19 +207,19 @@ class Store(Stack):
     # ---- drafts
 
     def drafts(self) -> list[Draft]:
-        """Every draft, oldest first."""
+        """List all drafts, oldest first."""
         return draft_refs.all_of(self)
 
     def draft(self, draft_id: str) -> Draft:
-        """One draft. Raises NotFound (reason draft_not_found)."""
+        """Load one draft. Raises NotFound (reason draft_not_found)."""
         return draft_refs.get(self, draft_id)
 
     def discard_draft(self, draft_id: str) -> int:
-        """Delete a draft; returns its bytes. Durable on return: no power cut brings it back.
+        """Delete a draft; returns its bytes. Durable on return.
 
         Raises:
-            NotFound: there is none (draft_not_found).
-            Busy: a session, a preview or a comparison stands on it (draft_in_use).
+            NotFound: the draft does not exist (draft_not_found).
+            Busy: a session, a preview or a comparison uses it (draft_in_use).
             OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of
                 that failed.
         """
@@ -241,12 +241,13 @@ class Store(Stack):
         agent: str | None = None,
         limit: int | None = None,
     ) -> Published:
-        """Read a file of the head, transform it, publish the result as one layer; nothing comes in between.
+        """Read a file of the head, transform it, publish the result as one layer, with no other publication
+        in between.
 
         Args:
-            change: bytes of the file (None: there is none) -> new bytes; may be called again when the head
-                moved on. What it raises passes.
-            limit: how many bytes of the file `change` gets at most, so that a huge file costs no memory.
+            change: bytes of the file (None: it does not exist) -> new bytes; may be called again when the
+                head moved. Its exceptions are raised.
+            limit: most bytes of the file that are read for `change`, so that a huge file costs no memory.
         Returns:
             no_op when the bytes are the same. Mode, owner and xattrs of an existing file are kept; missing
                 parents are made.
@@ -273,7 +274,7 @@ class Store(Stack):
         )
 
     def _in_turn(self, attempt: Callable[[], T]) -> T:
-        """Publish without a session: one caller at a time, with a squash before it where that is due."""
+        """Publish without a session: one caller at a time, after a squash if `auto_squash` requires it."""
         self.check_open()
         with self.update_lock:
             return self.auto_squash.with_room(attempt)
@@ -281,7 +282,7 @@ class Store(Stack):
     # ---- pins
 
     def pin_version(self, version: int, *, agent: str | None = None, request_id: str | None = None) -> Pin:
-        """Keep a version openable until `unpin_version`, over restarts too; see
+        """Keep a version openable until `unpin_version`, also after a restart; see
         `layerstack.history.pins.pin`.
         """
         return pins.pin(self, version, agent=agent, request_id=request_id)
@@ -321,15 +322,16 @@ class Store(Stack):
     # ---- squash
 
     def squash(self) -> Squashed:
-        """Fold runs of layers that no lease keeps apart into one layer each; no tree of any version changes.
+        """Squash each run of layers that no lease keeps apart into one layer; the trees of openable versions
+        stay the same.
 
         Returns:
-            The head afterwards, one version on, and the blocks; the head as it was and no blocks when there
-                was nothing to fold.
+            The new head, one version later, and the blocks; the unchanged head and no blocks when there was
+            nothing to squash.
         Raises:
-            SquashInFlight: one is under way; this one did nothing.
-            CommitUnsynced: it is done, and a power cut may still undo it. OSError: the disk refused; the head
-                is as before.
+            SquashInFlight: another squash is running; this call did nothing.
+            CommitUnsynced: the squash is done, but a power cut may still undo it. OSError: the disk refused;
+                the head is as before.
         """
         return squash.squash(self)
 
@@ -340,8 +342,8 @@ class Store(Stack):
         return stats.of(self)
 
     def gc(self) -> None:
-        """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable
-        versions keep all they need.
+        """Delete layers without a reference and temporary files of failed operations. Live sessions, drafts
+        and openable versions keep all their layers.
         """
         if self.cleanup_pending:
             with self.lock:
@@ -352,9 +354,9 @@ class Store(Stack):
 
     @contextlib.contextmanager
     def checking(self, *, base: bool = False) -> Generator[Check]:
-        """Yield a check that everything is what was written.
+        """Yield a check of the open store.
 
-        For the length of the block no layer is removed; publishes and squashes go on.
+        Until the end of the block no layer is removed; publishes and squashes continue.
 
 
         Args:
@@ -364,7 +366,7 @@ class Store(Stack):
             there = {
                 *self.head.layer_ids,
                 *(layer.id for layer in self.layers.all()),
-            }  # others on disk are on their way out, or in
+            }  # other layers on disk are being added or removed
             lease = self.leases.acquire("fsck", self.head.version, tuple(sorted(there)))
         try:
             yield Check(self.root, base=base, store=self, layers=lease.layer_ids)

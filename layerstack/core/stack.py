@@ -123,7 +123,7 @@ class Stack:
                 raise FileNotFoundError
             data = records.content(path)
             if not version_files.lost(data) and version_files.load(data, source=path).version != version:
-                raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+                raise StoreCorrupt(f"{path}: belongs to another version", details={"file": path})
             return Manifest(version, head.layers[at:])
         except FileNotFoundError:
             text = f"version {version} cannot be opened (head is {head.version})"

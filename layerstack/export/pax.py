@@ -65,9 +65,9 @@ class Header(NamedTuple):
     """
     xattrs: Mapping[bytes, bytes] = {}
     sha256: bytes = b""
-    """The digest of a file's content, 64 hex digits; or empty."""
+    """The digest of a file's content, 64 hex digits; may be empty."""
     earlier: bytes = b""
-    """`SIZE:MTIME_NS`, with spaces between, of the files that older layers have there; or empty."""
+    """`SIZE:MTIME_NS` of each file that an older layer has at the path, separated by spaces; may be empty."""
     sparse: int = 0
     """Size of a file with holes: `sparse_map` and the data that it lists follow, `size` bytes together. 0: no
     holes.
@@ -217,8 +217,8 @@ def _ustar(name: bytes, kind: bytes, mode: int, size: int, seconds: int, target:
 
 _FILE_TAIL = (b"\0" * 100 + b"ustar\x0000").ljust(BLOCK - 157, b"\0")
 _FILE_REST = 8 * 32 + ord("0") + sum(_FILE_TAIL)
-"""Bytes that the fields after the checksum, and the checksum's own field, add to it. The sum of a header with
-a name of 100 bytes fits into 16 bits.
+"""Part of the checksum that comes from the fields after it, and from its own field, which counts as spaces.
+The sum of a header with a name of 100 bytes fits into 16 bits.
 """
 
 

@@ -30,7 +30,7 @@ _Row = tuple[bytes, int, bytes, bytes, bytes]
 
 
 class FileRun(NamedTuple):
-    """Entries that are sent as one."""
+    """Entries that are sent as one entry."""
 
     files: int
     directories: int
@@ -106,8 +106,8 @@ def _root(layer: Layer) -> bytes:
 
 
 def _file(place: bytes, path: bytes, size: int, digest: bytes) -> tuple[bytes, bytes] | None:
-    """Make the row and read the bytes of a file; None: a run cannot contain it, or it differs from its index,
-    and it is sent by itself.
+    """Make the row and read the bytes of a file. None: the file is sent by itself, since a run cannot contain
+    it or it differs from its index.
     """
     fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

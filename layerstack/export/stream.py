@@ -10,20 +10,20 @@ the version.
 
 Format 1: the trailer's SHA-256 is that of the whole tar.
 
-Format 2: each file has its SHA-256, from when it was published, in the record `EOS.sha256`, and the trailer's
-is that of the tar without the content of files: no content is read to be hashed, and large files go to the
-socket by sendfile(2).
+Format 2: each file has the SHA-256 that was computed when it was published, in the record `EOS.sha256`; the
+trailer's SHA-256 is that of the tar without the content of files. No content is read to be hashed, and large
+files are sent to the socket by sendfile(2).
 
 Format 3 is format 2 with holes: digests are those of `layerstack.kernel.content`, which are the SHA-256 of
 the bytes of a file without 64 KiB of zeros, and a file with holes (`EOS.sparse`, its size) has a map in front
 of its data, in the form of GNU tar 1.0.
 
-Format 4 is format 3 with runs of small plain files (`layerstack.model.run_table`), for a receiver that has
-nothing to compare them with.
+Format 4 is format 3 with runs of small plain files (`layerstack.model.run_table`), for a receiver that does
+not compare single files.
 
-Every directory of an entry comes before it. Entries of the base are not sent, and layers contain no special
-files. Deletions and opaque directories are typed by `EOS.kind`; further names of one file are hard links to
-its first name.
+An entry comes after all directories that contain it. Entries of the base are not sent, and layers contain no
+special files. Deletions and opaque directories are typed by `EOS.kind`; further names of one file are hard
+links to its first name.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from layerstack.model.manifest import Manifest
 FORMAT, FORMAT_OF_DIGESTS, FORMAT_OF_HOLES, FORMAT_OF_RUNS = 1, 2, 3, 4
 FRAME_BYTES = 1 << 20
 RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
-"""The size from which on a file is given as ranges instead of being read here, from format 2 on; and the
+"""Size from which on a file is yielded as ranges instead of being read here (format 2 and later); and the
 largest range.
 """
 
@@ -79,11 +79,11 @@ Digests = Callable[[str, str], bytes | None]
 
 
 Outputs = Callable[[str, str], bool]
-"""(layer, path) -> whether that file is an output of builds."""
+"""Predicate (layer, path): True when that file is an output of builds."""
 
 
 Earlier = Callable[[str], Sequence[tuple[int, int]]]
-"""path -> size and mtime_ns of the files that older layers have there, see `Snapshot.earlier`."""
+"""Function: path -> size and mtime_ns of the files that older layers have at it, see `Snapshot.earlier`."""
 
 
 class FileRange(NamedTuple):
@@ -108,8 +108,8 @@ class VersionLike(Protocol):
 
 
 class ExportEntry(NamedTuple):
-    """One changed path. `real_path` is where a file's bytes are; None for anything else and for a hard
-    link.
+    """One changed path. `real_path` is where a file's bytes are; None for a hard link and for entries that
+    are not files.
     """
 
     header: pax.Header
@@ -117,7 +117,7 @@ class ExportEntry(NamedTuple):
     ranges: Sequence[tuple[int, int]] | None = None
     """(offset, size) of the data of a file that is sent with its holes."""
     run: FileRun | None = None
-    """Several entries in one."""
+    """Several entries that are sent as this one."""
 
 
 def flatten_changes(
@@ -247,8 +247,8 @@ def states_of_base(version: VersionLike) -> Iterator[ExportEntry]:
     """Give the base's entries at changed paths, and below directories that changes hide: for a host without a
     copy of the base.
 
-    One entry of kind `base` for each path, in no order, a path perhaps twice; none for a path that the base
-    does not have. Cost: every regular file among them is read.
+    One entry of kind `base` for each path, in any order, and possibly two for one path; none for a path that
+    the base does not have. Cost: every regular file among them is read.
     """
     for path, entry, opaque in version.changed():
         was = version.in_base(path) if path else None
@@ -437,21 +437,22 @@ def stream(
     """Export `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
     Args:
-        live_workspace_sessions: sessions named in the first line: their unpublished work is not part of a
-            version.
-        offset: bytes of the tar that the receiver has; they are made and hashed again, but not sent.
+        live_workspace_sessions: sessions to name in the header, since a version does not contain their
+            unpublished work.
+        offset: number of bytes of the tar that the receiver has; these are made and hashed again, but not
+            sent.
         digests: those of files; with them the format is 2, without them 1.
         holes: with digests: the format is 3.
         root: of the store; with holes, and without xattrs and earlier, small plain files come in runs: the
             format is 4.
-        earlier: what older layers have; each file and deletion then has it in the record `EOS.earlier`, for a
-            receiver that compares.
-        outputs: says which files are outputs of builds; each of them then has the record `EOS.output`.
+        earlier: files of older layers; each file and deletion then lists them in the record `EOS.earlier`,
+            for a receiver that compares.
+        outputs: predicate for outputs of builds; each such file then has the record `EOS.output`.
         base: first send the base's entries at changed paths (`states_of_base`).
     Yields:
         Byte strings of any length, from format 2 on also ranges of files. An error of the disk or the store
-            ends the frames and becomes the trailer's `error`, so that the receiver never takes a part for the
-            whole.
+            ends the frames and becomes the trailer's `error`, so that the receiver never mistakes a part for
+            the whole.
     """
     manifest = version.manifest
     runs = (

@@ -1,4 +1,4 @@
-"""The hash of a base, computed again from its files: `layerstack.kernel.base_entry` has the form."""
+"""The hash of a base, computed again from its files; `layerstack.kernel.base_entry` defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from layerstack.kernel.base_entry import base_entry
 def tree_hash(
     root: str, failed: Callable[[OSError], None], *, plain: bool = False
 ) -> Generator[None, None, str]:
-    """Compute the SHA-256 in hex of the tree at `root`, every file read. Yields after each entry.
+    """Compute the SHA-256 in hex of the tree at `root`; reads every file, and yields after each entry.
 
     Args:
         failed: called with the error of each entry that cannot be read.

@@ -21,8 +21,8 @@ from layerstack.fsck.parts import CheckContext, Counts, Damage, Note
 __all__ = ["ORDER", "Check", "Counts", "Damage", "Note", "check", "offline"]
 
 ORDER = ("store", "base", "pins", "layer", "draft", "session", "leases", "staging")
-"""Parts of a check, in this order: one word each, those of layers, drafts and sessions with the name after a
-space.
+"""Parts of a check, in their order. A part is one word; for layers, drafts and sessions the name follows
+after a space.
 """
 
 
@@ -49,7 +49,7 @@ class Check(CheckContext):
         return found if after is None else [part for part in found if _place(part) > _place(after)]
 
     def of(self, part: str) -> Iterator[Damage | None]:
-        """Check one part. Gives None at intervals, so that the caller can measure time."""
+        """Check one part. Yields None at intervals, so that the caller can measure time."""
         what, _, name = part.partition(" ")
         try:
             if what == "layer":
@@ -93,7 +93,7 @@ def _place(part: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def offline(root: str, *, base: bool = False, base_dir: str | None = None) -> Generator[Check]:
-    """Check a store that no process has open, and keep it closed for the length of the block.
+    """Check a store that no process has open; no process can open it until the end of the block.
 
     Raises:
         StoreCorrupt: the directory is not a store.

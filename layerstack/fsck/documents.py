@@ -14,7 +14,7 @@ from layerstack.model.manifest import BASE_ID, Manifest, reference
 
 NAMES = {"manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "pins", "staging"}
 FILES = {"manifest.json", "workspace.json", ".storage-writer.lock", "command-counter.json"}
-"""The last one belongs to the agent: the numbers that its commands had."""
+"""Files at the top of a store. The last one belongs to the agent: the numbers of its commands."""
 
 
 def top(context: CheckContext) -> Iterator[Damage]:

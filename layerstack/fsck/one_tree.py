@@ -60,8 +60,8 @@ def in_byte_order(root: bytes, failed: Callable[[bytes, OSError], None]) -> Iter
     """Give every path of the tree, the root first as `b""`, in the order of their bytes; `failed` is called
     for directories that cannot be listed.
 
-    All paths below `d` begin with `d/`, so they are adjacent, where that prefix sorts among the names beside
-    `d`.
+    All paths below `d` begin with `d/`, so they are adjacent, at the place where `d/` sorts among the names
+    beside `d`.
     """
 
     def here(path: bytes) -> Iterator[tuple[bytes, bool]]:
@@ -193,7 +193,7 @@ def compare(
     """Walk a tree, reporting each difference; yields at intervals, so that the caller can measure time.
 
     Args:
-        listed: the rows of its index; None: it has none to compare with.
+        listed: the rows of its index; None: the tree has no index.
         plain: digests are the SHA-256 of the bytes, as in files from before `content` had a second kind of
             digest.
         blind: called with a path that this process may not read; nothing can then be said about the whole

@@ -1,4 +1,4 @@
-"""State that all parts of a check share: the place of the store, what was read already, damage and notes."""
+"""State that all parts of a check share: the path of the store, records that were read, damage and notes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Damage(NamedTuple):
     what: str
     """The fault, as a predicate after the name of the file."""
     found_by: str
-    """`checksum`, `digest`, …: how it was found."""
+    """How it was found: `checksum`, `digest`, …"""
 
 
 class Note(NamedTuple):
@@ -83,8 +83,8 @@ class CheckContext:
         self._abouts: dict[str, dict[str, Any]] = {}
 
     def confirmed(self, part: Callable[[], Iterator[Damage]]) -> list[Damage]:
-        """Give the findings of a check; in an open store, those that remain while the lock keeps everything
-        still.
+        """Give the findings of a check; in an open store, those that a second check under the lock finds
+        too.
         """
         known = len(self.notes)
         found = list(part())
@@ -129,8 +129,8 @@ class CheckContext:
             return []
 
     def layers(self) -> list[str]:
-        """List the layers to check: all on disk and all that the head names; in an open store those that the
-        caller holds.
+        """List the layers to check: all on disk and all that the head names; in an open store those on which
+        the caller has a lease.
         """
         if self.store is not None:
             return sorted(self.leased - {BASE_ID})
@@ -170,7 +170,7 @@ class CheckContext:
         return self._abouts.get(layer_id)
 
     def other_layers(self, version: int, layer_ids: Iterable[str]) -> bool:
-        """Check whether these layers make another tree than the version has, according to the head. A
+        """Check whether the tree of these layers differs from that of the version, according to the head. A
         squashed layer equals the layers that it replaced.
 
         False where it cannot be decided: the version is above the head, or the metadata of a squashed layer

@@ -30,12 +30,12 @@ def layer(context: CheckContext, layer_id: str) -> Iterator[Damage | None]:
         yield Damage(folder, "is a symlink", "its kind")
         return
     if not os.path.isdir(f"{context.root}/{folder}"):
-        return  # reported where it is named
+        return  # reported with the record that names it
     if not _is_named(context, layer_id):
         try:
             home = owner_of(context.root, layer_id)
         except (StoreCorrupt, OSError, KeyError):
-            home = ""  # an open keeps it too: it may be the only copy of the work
+            home = ""  # the next open keeps it too: it may be the only copy of the work
         if home is None:
             context.note("left_over", folder, "no manifest and no draft names it; the next open removes it")
             return  # an interrupted removal leaves a part of it
@@ -71,7 +71,7 @@ def layer(context: CheckContext, layer_id: str) -> Iterator[Damage | None]:
 
 
 def _identity(context: CheckContext, layer_id: str, about: dict[str, Any], stem: str) -> Iterator[Damage]:
-    """Check that the small files belong to that layer."""
+    """Check that the metadata files belong to the layer."""
     try:
         squashed = layer_id.startswith("S")
         mark = (
@@ -179,7 +179,7 @@ def draft(context: CheckContext, name: str) -> Iterator[Damage | None]:
         ):
             if (
                 found is None or context.store is None or os.path.isdir(f"{context.root}/{folder}/layer")
-            ):  # else it was discarded during the check
+            ):  # else the draft was discarded during the check
                 yield found
 
 

@@ -1,12 +1,12 @@
-"""Find the author of each line of a path: derived from the layers that list it; only squashed layers store
-it.
+"""Find the author of each line of a path, from the layers that list the path; only squashed layers store
+authors.
 
-The texts of a path are those of the layers that list it, newest first, until one that made it from nothing. A
-line belongs to the layer whose text has it while the next older text does not, by the diff that a merge uses.
-A deleted path keeps its last answer.
+The texts of a path are those of the layers that list it, newest first, down to the layer that created it. A
+line belongs to the layer whose text has the line while the next older text does not, according to the diff
+that a merge uses. A deleted path has the authors of its last text.
 
-A squashed layer answers for the layers that it replaced: `.layer-metadata/<id>.blame` has for each path its
-author, or its ranges as before the squash.
+A squashed layer has the answers of the layers that it replaced: `.layer-metadata/<id>.blame` has for each
+path the author, or the ranges from before the squash.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from layerstack.tree.state import DIRECTORY, FILE, LINK, State, same
 
 ORIGINAL, UNKNOWN = "original", "unknown"
 WORK = 10 * BUDGET
-"""Steps of the diffs of one answer, each of which gets what a merge gets: about 2 s. Lines undecided then are
-`unknown`.
+"""Steps of all diffs of one answer, about 2 s; each diff has the budget of a merge. Lines that are undecided
+after them are `unknown`.
 """
 LINES = 8_000_000
 """Lines of all texts that are read for one answer."""
@@ -48,7 +48,7 @@ KEPT_FILES = 4
 
 
 class Cache:
-    """The last answers of a store, by path and the layers that decide it: they stay valid after a publication
+    """The last answers of a store, by path and the layers that list it: they stay valid after a publication
     of other paths.
     """
 
@@ -114,7 +114,7 @@ def blame(stack: Stack, cache: Cache, path: str) -> Answer:
     text.
 
     Symlinks, binary files, files above TEXT_MAX and ignored files have one range of one line, with their last
-    author. An empty file has none.
+    author. An empty file has no range.
     Raises:
         NotFound: no publication made or changed such a file (reason no_auditability_record); also for a
             directory.
@@ -145,12 +145,12 @@ def blame(stack: Stack, cache: Cache, path: str) -> Answer:
 
 
 def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, LayerBlame]]:
-    """Give what a squash of `block`, layers newest first on top of `below`, must store, in byte order of
-    paths.
+    """Give the entries that a squash must store, in byte order of paths; `block` are its layers, newest
+    first, on top of `below`.
 
-    For a path that only one of them concerns: its author. For one that several concern: its ranges, those of
-    deleted paths too. Without the store's lock. Cost: that of `blame` for each path of the latter kind; files
-    of the former are not read.
+    A path that one layer of the block lists has its author; a path that several list has its ranges, also if
+    it is deleted. Runs without the store's lock. Cost: that of `blame` for each path with ranges; other files
+    are not read.
     """
     cache = Cache(stack.root)
     seen = Chain((*block, *below.published), below.path_index, below.form)
@@ -158,8 +158,8 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
     ruled: dict[str, bool] = {}
 
     def may_be_ignored(path: str) -> bool:
-        """Check whether any version has a .gitignore on the way. Without one no author's base version needs
-        to be opened.
+        """Check whether any version has a .gitignore in a directory above the path. If not, no author's base
+        version needs to be opened.
         """
         if len(ruled) > RULED_KEPT:
             ruled.clear()
@@ -284,7 +284,7 @@ def _ignored(stack: Stack, text: _Text) -> bool:
         return False  # else its .blame file would have one range
     try:
         return stack.routes.ignored(int(text.layer.about["base_version"]))(text.path, False)
-    except LayerStackError:  # not openable any more: its rules are nearly always the head's
+    except LayerStackError:  # no longer openable: its rules are nearly always the head's
         return stack.routes.ignored(stack.head.version)(text.path, False)
 
 
@@ -304,8 +304,8 @@ def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
 
 
 class _BlameWalk:
-    """Walk from the newest text to older ones until each line has an owner, keeping for each line of the
-    present text which line of the newest it is.
+    """Walk from the newest text to older ones until each line has an owner. Each line of the present text is
+    mapped to its line in the newest text.
     """
 
     def __init__(self, cache: Cache, path: str) -> None:
@@ -369,8 +369,8 @@ class _BlameWalk:
 
     @staticmethod
     def give(owners: list[str | None], place: array[int], lo: int, hi: int, owner: str) -> int:
-        """Give the lines [lo, hi) of the present text to `owner`. Returns how many of them the newest text
-        has.
+        """Assign the lines [lo, hi) of the present text to `owner`. Returns the number of them that are in
+        the newest text.
         """
         given = 0
         for line in place[lo:hi]:

@@ -1,8 +1,8 @@
 """Owners of lines as values, and the file in which a squashed layer stores them: for each path its owner, or
 its ranges.
 
-A JSON record up to SMALL paths. Above, lines in byte order of paths, so that writer and reader have one in
-memory at a time:
+Up to SMALL paths the file is a JSON record. A larger file has lines in byte order of paths, of which writer
+and reader have one in memory at a time:
 
     eos-blame 2 <count of paths> <SHA-256 of all lines below>
     <path, escaped as in an index> TAB <number of its owner, or [[count of lines, number], ...]>

@@ -22,7 +22,7 @@ class Patch(NamedTuple):
 
     data: bytes
     truncated: bool
-    """True when hunks are missing at its end; those that it has apply."""
+    """True when hunks are missing at its end; the hunks that it has can be applied."""
 
 
 def patch(path: str, old: State | None, new: State | None, *, limit: int = PATCH_LIMIT) -> Patch | None:
@@ -106,7 +106,7 @@ def _quoted(name: bytes) -> bytes:
 
 
 def _hunks(old: bytes, new: bytes, limit: int) -> tuple[list[bytes], bool]:
-    """Give (hunks that fit into `limit` bytes, whether some were left out)."""
+    """Give (hunks that fit into `limit` bytes, True when some were left out)."""
     ids = numbering()
     a, a_at = scan_lines(old, ids)
     b, b_at = scan_lines(new, ids)

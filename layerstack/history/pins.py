@@ -42,7 +42,7 @@ def load(stack: Stack) -> None:
 
 
 def _read(stack: Stack, path: str, stem: str) -> Pin:
-    """Read a pin. Raises StoreCorrupt, naming the damaged file, also when that is the version's own."""
+    """Read a pin. Raises StoreCorrupt, naming the damaged file: that of the pin or that of the version."""
     try:
         pin = Pin(**records.read(path))
     except TypeError as error:
@@ -67,7 +67,7 @@ def pin(stack: Stack, version: int, *, agent: str | None = None, request_id: str
         if version in stack.pins.held:
             if os.path.lexists(f"{stack.root}/{FOLDER}/{version}.json"):
                 return stack.pins.held[version][0]
-            _drop(stack, version)  # an `unpin` that did not finish
+            _drop(stack, version)  # left by an `unpin` that did not finish
         pin = Pin(version, agent, request_id, time.time_ns() // 1_000_000)
         _hold(stack, pin)
         try:
@@ -89,7 +89,8 @@ def pin(stack: Stack, version: int, *, agent: str | None = None, request_id: str
 
 
 def unpin(stack: Stack, version: int) -> bool:
-    """Remove a pin: from now on a squash may close the version. Durable on return; False: it was not pinned.
+    """Remove a pin: from now on a squash may close the version. Durable on return; False: the version was not
+    pinned.
 
     Raises OSError: the disk refused; the version stays pinned until the same call succeeds.
     """

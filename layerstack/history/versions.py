@@ -80,7 +80,7 @@ def versions(stack: Stack, *, after: int | None = None, limit: int = 100) -> tup
             continue
         if len(found) == limit:
             return found, found[-1].version
-        with contextlib.suppress(LayerStackError):  # closed since the listing
+        with contextlib.suppress(LayerStackError):  # closed after the listing
             found.append(_version(stack, number, pinned=number in pinned))
     return found, None
 
@@ -130,8 +130,8 @@ def diff_versions(stack: Stack, old: int, new: int, *, under: str = "", start: i
     Raises:
         NotFound: one of them cannot be opened (version_not_found).
         InvalidPath: `under` is not a path of a tree.
-    Cost: that of the page, and of finding its paths, including those before it unless the previous page was
-    read shortly before.
+    Cost: that of the page and of the search for its paths, which starts at the first page unless the previous
+    page was read shortly before.
     """
     check(under)
     with opened(stack, old) as before, opened(stack, new) as after:
@@ -144,7 +144,7 @@ def diff_draft(
 ) -> Page:
     """Give the changes of a draft, at and below a path: `against` its base, or from the head to its work.
 
-    Against the head, paths that the draft changed and that the head has in the same way are left out.
+    Against the head, paths are left out that are equal in the draft and in the head.
     Raises:
         NotFound: the draft does not exist (draft_not_found).
         InvalidPath: `under` is not a path of a tree.
@@ -163,7 +163,7 @@ def diff_draft(
 
 @contextlib.contextmanager
 def _draft_opened(stack: Stack, draft_id: str) -> Generator[tuple[Chain, Chain]]:
-    """Give the chain of a draft's base, and the same with its work on top; the draft stays for the length of
+    """Give the chain of a draft's base, and the same with its work on top; the draft is kept until the end of
     the block.
     """
     manifest, layer, lease = draft_refs.stand_on(stack, draft_id, READER)

@@ -1,9 +1,10 @@
 """Dead sessions: their process died before their work was published or kept as a draft.
 
-One try at a time makes a draft of the work of one session; a try that fails harms nothing but itself.
+A *try* makes a draft of the work of one session; at most one try of a session runs. A failed try changes
+nothing else.
 
-    sessions/<id>/recovery.json   how often it was tried, and why that failed; durable before each try, gone
-                                  with the session
+    sessions/<id>/recovery.json   number of tries, and why the last one failed; durable before each try,
+                                  removed with the session
 
 From the moment the store is open each dead session has a lease on its base, so that no squash and no gc
 removes its layers. The caller decides when and how the work is recovered: `attempt` in this process, or
@@ -41,7 +42,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class DeadSession:
-    """A dead session; `base_version` and `lease` are its base and the lease on that."""
+    """A dead session; `base_version` is its base, `lease` the lease on the base."""
 
     session_id: str
     origin: str
@@ -83,7 +84,7 @@ class Dead:
         """Find a dead session by its id. Raises NotFound, reason session_not_found."""
         found = self._known.get(session_id)
         if found is None:
-            text = f"session {session_id!r} is none whose work waits to become a draft"
+            text = f"session {session_id!r} is not waiting for recovery"
             raise NotFound(text, reason="session_not_found", details={"workspace_session_id": session_id})
         return found
 
@@ -94,7 +95,8 @@ class Dead:
     def begin(self, bodies: dict[str, dict[str, Any]]) -> None:
         """Fill the table when the store is opened. Walks no tree.
 
-        A session whose work is published or a draft is removed; each other one gets a lease on its base.
+        A session whose work was published or made a draft is removed; each other session gets a lease on its
+        base.
         Args:
             bodies: contents of each session.json that can be read, by session id.
         """
@@ -173,7 +175,7 @@ class Dead:
     # ---- tries
 
     def begin_try(self, session_id: str) -> DeadSession:
-        """Count one try more, durably: should this process die in the try, the next process reads the count.
+        """Count one more try, durably: if this process dies in the try, the next process reads the count.
 
         Raises:
             NotFound. OSError: the count could not be written; nothing was tried.

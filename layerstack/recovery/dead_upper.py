@@ -1,4 +1,4 @@
-"""Upper of a session whose process died, as it is on disk."""
+"""Upper of a session whose process died, read from disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Garbage collection: delete the remains of a crash, and layers without a reference.
 
-A layer that a manifest, a lease or a draft may name is never deleted. Remains that cannot be removed stay and
-stop nothing: their removal is tried again at the next open.
+A layer that a manifest, a lease or a draft may name is never deleted. Remains that cannot be removed do not
+stop the opening: their removal is tried again at the next open.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def give_back(stack: Stack) -> None:
 
 
 def _throw_away(stack: Stack, path: str) -> None:
-    """Remove a directory, which may be as large as a workspace: by a rename where another thread deletes
-    it.
+    """Remove a directory, which may be as large as a workspace; it is only renamed if another thread then
+    deletes it.
     """
     if stack.staging.later is None:
         discard(path)

@@ -30,7 +30,7 @@ def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, s
     if inner.startswith(outer) or outer.startswith(inner):
         details = {"store": root, "workspace_root": workspace_root}
         raise Invalid(
-            f"{root} and its workspace {workspace_root} lie inside one another",
+            f"one of {root} and its workspace {workspace_root} is inside the other",
             reason="store_in_workspace",
             details=details,
         )
@@ -119,10 +119,7 @@ def check_form(root: str, form: Form) -> None:
         if error.errno in _NO_VERDICT:
             return
         why = os.strerror(error.errno or 0)
-        text = (
-            f"{root}: this store keeps its marks as {form.namespace}* and this process cannot set "
-            f"them ({why})"
-        )
+        text = f"{root}: this store uses xattrs {form.namespace}*, and this process cannot set them ({why})"
         raise Unsupported(text, reason="store_form", details={"form": form.name}) from error
     finally:
         os.rmdir(probe)

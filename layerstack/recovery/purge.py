@@ -11,7 +11,7 @@ from layerstack.recovery.dead_sessions import Dead
 
 
 def trees_of(stack: Stack, dead: Dead, session_id: str) -> list[str]:
-    """Directories with the session's writes: its upperdir and its own pending layers, oldest last.
+    """List the directories with the session's writes: its upperdir and its own pending layers, oldest last.
 
     Raises:
         NotFound: no session of that id is dead or quarantined (session_not_found).

@@ -68,7 +68,7 @@ def _check_versions(stack: Stack, head: Manifest) -> None:
                 continue
             found = version_files.load(data, source=path)
             if found.version != version:
-                raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+                raise StoreCorrupt(f"{path}: belongs to another version", details={"file": path})
             if (
                 found.layers is None
                 and not layers[at].id.startswith("S")

@@ -29,8 +29,7 @@ class SessionIdentity(NamedTuple):
     draft_id: str | None
     token: str
     rebased: bool = False
-    """True when the session has the draft's work, carried over to the head, as a pending layer of its own.
-
+    """True when the session has a pending layer of its own with the draft's work, carried over to the head.
     False: a session on a draft uses the layer of the draft itself.
     """
 
@@ -42,7 +41,7 @@ class SessionIdentity(NamedTuple):
         return f"session {self.session_id}"
 
     def to_json(self) -> dict[str, Any]:
-        """Fields as session.json has them; an empty `unresolved` is left out, as in older ones."""
+        """Fields of session.json; an empty `unresolved` is left out, as in older files."""
         body = self._asdict()
         del body["unresolved"]
         return body | ({"unresolved": unresolved.to_json(self.unresolved)} if self.unresolved else {})
@@ -72,7 +71,7 @@ def make_folder(
         if root is None:
             base = f"{stack.root}/base"
             raise StoreCorrupt(
-                f"{base}: what lies lowest in version {manifest.version} is missing", details={"file": base}
+                f"{base}: the base of version {manifest.version} is missing", details={"file": base}
             )
         body = {
             **identity.to_json(),

@@ -63,7 +63,7 @@ def move_path(stack: Stack, source: str, target: str, author: Author, *, overwri
         overwrite: a file or symlink may replace another, a directory an empty one.
     Raises:
         AlreadyExists, NotEmpty, NotADirectory, NotAFile: the entry at `target` cannot be replaced.
-        InvalidPath: `target` is `source`, or inside of it.
+        InvalidPath: `target` is `source`, or is inside it.
         All else as `delete_path`.
     Cost: O(entries below `source`): hard links, and copies of files of the base (reflinks where there
     are); all of it is hashed.
@@ -98,7 +98,7 @@ def _check(path: str) -> None:
 
 
 def _there(chain: Chain, path: str) -> State:
-    """State of the entry at `path`; symlinks among its ancestors are not followed.
+    """Find the state of the entry at `path`; symlinks among its ancestors are not followed.
 
     Raises NotFound, NotAFile.
     """
@@ -141,7 +141,9 @@ def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwr
 
 
 def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
-    """Try again when a publish in between changed the same paths; the last round holds the lock."""
+    """Repeat an attempt when another publish changed the same paths in between; the last round holds the
+    lock.
+    """
     stack.check_open()
 
     for _ in range(ROUNDS):
@@ -156,7 +158,7 @@ def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
 
 def _publish(stack: Stack, snapshot: Snapshot, author: Author, write: Callable[[_Layer], None]) -> Published:
     head, chain = snapshot.manifest, snapshot.chain
-    stack.quota.admit(head, lambda: 0)  # the layer itself shows how much it adds
+    stack.quota.admit(head, lambda: 0)  # the bytes are checked when the layer is made
     with stack.staging.temporary_names() as new_name:
         tree = DiskTree(new_name("reshape"), stack.form, aside=stack.staging.path, step=stack.step)
         layer = _Layer(tree, chain)
@@ -169,7 +171,8 @@ def _publish(stack: Stack, snapshot: Snapshot, author: Author, write: Callable[[
 class _Layer:
     """Layer tree that is being built.
 
-    The ancestors of a change are as the head has them; one that gets or loses a name has the present time.
+    The ancestors of a change have the head's attributes and times; a directory that gets or loses a name has
+    the present time.
     """
 
     def __init__(self, tree: DiskTree, chain: Chain) -> None:
@@ -224,7 +227,7 @@ class _Layer:
         self._touched.add(parent_of(path))
 
     def close(self) -> None:
-        """The times of directories, which were all written to while the layer was made."""
+        """Set the times of directories, all of which changed while the layer was made."""
         for path, state in reversed(self._folders.items()):
             if state is not None and path not in self._touched:
                 self._tree.set_times(path, state.times)

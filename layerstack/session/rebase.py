@@ -1,7 +1,7 @@
 """Carry captured work over to the head: merge its changes with those that were published since.
 
-The result is a tree of its own, beside the work, which stays as it is: hard links to its files, new ones
-where lines were merged.
+The result is a separate tree, of hard links to the files of the work, and of new files where lines were
+merged. The work is unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from layerstack.tree.disk import PATH_MAX, DiskTree, clone
 from layerstack.tree.state import FILE
 
 ROOM = 256
-"""Bytes between the store's root and an entry of a session or a draft, at most, and some to spare."""
+"""Most bytes of the path from the store's root to the tree of a session or a draft, with a reserve."""
 
 
 class Carried(NamedTuple):
-    """Work on top of the head; `layer` is None when the head has all of it."""
+    """Work on top of the head; `layer` is None when the head already contains all changes."""
 
     layer: Layer | None
     merged: int
@@ -55,13 +55,15 @@ class Rebased(NamedTuple):
     from_version: int
     to_version: int
     updated: int
-    """Paths that changed to the state that the head has."""
+    """Paths that changed to the head's state."""
     merged: int
     """Files that show the changes of both sides."""
     notices: tuple[Notice, ...] = ()
-    """Notices as of a publish, about ignored files; the session's own publish reports these too."""
+    """Notices about ignored files, as a publish reports them; the session's own publish reports these too."""
     dropped: tuple[str, ...] = ()
-    """FIFOs, sockets and devices that the session has no longer; its publication reports them too."""
+    """FIFOs, sockets and devices that the rebase left out of the session; its publication reports them
+    too.
+    """
     resolved: tuple[ResolvedConflict, ...] = ()
     """Conflicts that were resolved, in byte order of paths."""
 
@@ -77,16 +79,18 @@ def rebase(
     ends: bool = False,
     choice: Choice | None = None,
 ) -> Carried:
-    """Carry captured work over to `head`: write a synced tree at `root`, with times as its publish would set.
+    """Carry captured work over to `head`: write a synced tree at `root`, with the times that its publish
+    would set.
 
     Args:
-        base, work: the work, and its base, on which the caller holds a lease.
+        base, work: the work and its base version; the caller holds a lease on the base.
         root: a path in staging that does not exist.
         written: as in `Work`.
         ends: the work is discarded when the rebase has succeeded, so that its files may get other times.
         choice: sides to take where the work is in conflict; None refuses.
     Raises:
-        PublishRejected: with every conflict, as its publish would, when one is refused; nothing was changed.
+        PublishRejected: a conflict is refused; lists every conflict, as the publish would. Nothing was
+            changed.
     Cost: that of planning a publish, and a hard link for each entry of the work.
     """
     below, over = stack.layers.chain(base), stack.chain(head)

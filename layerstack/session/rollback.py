@@ -1,8 +1,8 @@
 """Make the head show an earlier version again, by one new layer on top: no published layer is removed.
 
-Times come back too, also those of files whose content is the head's: what builds by time takes for fresh what
-it took for fresh then, and no output that the head has since from other inputs (ADR 0048). Times alone make
-no version.
+Times are restored too, also those of files whose content equals the head's: a tool that builds by time then
+finds up to date what was up to date in the earlier version, and no later output of other inputs (ADR 0048). A
+difference in times alone makes no version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from layerstack.tree.state import DIRECTORY, FILE, State
 def rollback(stack: Stack, version: int, author: Author) -> Published:
     """See `Store.rollback`.
 
-    When the head moves it is compared again; after `ROUNDS` rounds under the lock.
+    When the head moves, the versions are compared again; after `ROUNDS` rounds under the lock.
     """
     for _ in range(ROUNDS):
         try:
@@ -54,7 +54,9 @@ def _once(stack: Stack, version: int, author: Author) -> Published:
 
 
 def _copied(now: Chain, target: Chain) -> int:
-    """Bytes of the files that will be copied: those of the base. The others are links to what is there."""
+    """Count the bytes of the files that will be copied: those of the base. All other files will be hard
+    links.
+    """
     sizes = Sizes()
     for _, _, new, _ in tops(now, target, times=True):
         if new is not None and new.kind == FILE and not new.linkable:
@@ -68,11 +70,13 @@ class _Done(NamedTuple):
     retimed: PackedIndex
     """Files that are there for their time alone."""
     written: set[str]
-    """Files that were last written by `file_write` or `file_edit`, also those that go."""
+    """Files that were last written by `file_write` or `file_edit`, those that the rollback removes
+    included.
+    """
 
 
 def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
-    """Write the layer that on top of `now` shows `target`: hard links, copies of files of the base,
+    """Write the layer that shows `target` on top of `now`: hard links, copies of files of the base,
     whiteouts.
     """
     linked: dict[str, Sizes] = {}

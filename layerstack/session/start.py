@@ -66,7 +66,7 @@ def make_upper(
         carried: path in staging of the tree of the only pending layer, which becomes the session's own.
     Raises:
         Invalid: there is a session of that id (session_exists).
-        LayerLimit: more lowers than the kernel mounts.
+        LayerLimit: more lower directories than the kernel mounts.
     """
     overlay.check_count(len(manifest.layers) + len(private))
     chain = stack.layers.chain(manifest, private) if private else stack.chain(manifest)

@@ -36,7 +36,7 @@ def update_file(
 ) -> Published:
     """See `Store.update_file`; one caller at a time.
 
-    The file is read again after a publish in between that changed it.
+    The file is read again if another publish changed it in between.
     """
     stack.check_open()
     check(path)
@@ -70,7 +70,9 @@ def _once(
 
 
 def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], State | None]:
-    """States of the directories above the file, None for those to make, and of the file. Raises NotAFile."""
+    """Find the states of the directories above the file, None for those to make, and of the file. Raises
+    NotAFile.
+    """
     above: list[tuple[str, State | None]] = []
     for ancestor in ancestors(path):
         state = chain.find(ancestor) if not above or above[-1][1] is not None else None
@@ -94,7 +96,7 @@ def _write(
 ) -> None:
     """Write the layer tree of one changed file.
 
-    Directories are as the head has them, new ones with the owner of their parent.
+    Directories have the head's attributes; new ones have the owner of their parent.
     """
     above_state = above[0][1]
     assert above_state is not None

@@ -48,9 +48,8 @@ from layerstack.tree.scanned import SeenTree
 from layerstack.tree.state import State, equal
 
 LONGEST_PLACE = 64
-"""Bytes between the store's root and the path of an entry in the deepest place of a tree,
-`/drafts/draft-0123456789abcdef/layer/`, and some to spare; a pending layer of a session with a long id lies
-deeper.
+"""Most bytes of the path from the store's root to a tree, `/drafts/draft-0123456789abcdef/layer/`, with a
+reserve. Only the pending layer of a session with a long id has a longer one.
 """
 SIZE_WALK_MAX = 50_000
 """Entries after which `size_bytes` stops counting."""
@@ -59,8 +58,8 @@ SIZE_WALK_MAX = 50_000
 class UpperState(enum.Enum):
     """Stage of life of an upper. LIVE and CAPTURED follow each other until one of the last two.
 
-    A capture leads from LIVE to CAPTURED. A pending layer or a rebase has taken the captured work when it is
-    LIVE again, or the capture changed nothing.
+    A capture leads from LIVE to CAPTURED. The upper is LIVE again when a pending layer or a rebase has taken
+    over the captured work, or when the capture changed nothing.
     """
 
     LIVE = enum.auto()
@@ -70,13 +69,15 @@ class UpperState(enum.Enum):
     PUBLISHED = enum.auto()
     """The head has the work, and only a sync is missing: `_late` has the error and the result."""
     ENDED = enum.auto()
-    """Nothing is left to do: the work is published, kept or discarded, or the files are another's."""
+    """Nothing is left to do: the work is published, kept or discarded, or the files belong to another
+    owner.
+    """
 
 
 class Upper:
-    """Writes of one session. The methods may be called from any thread; they wait for each other.
+    """Writes of one session. The methods may be called from any thread and run one at a time.
 
-    `publish`, `to_draft` and `discard` need it offline: its overlay is not mounted any more.
+    `publish`, `to_draft` and `discard` need the upper offline: its overlay is no longer mounted.
     """
 
     def __init__(
@@ -94,10 +95,12 @@ class Upper:
         self.notices: tuple[Notice, ...] = ()
         """Notices of carried-over work; publish and preview report them before their own."""
         self.resolved: tuple[ResolvedConflict, ...] = ()
-        """Conflicts that were resolved when the work came to its base, in byte order of paths."""
+        """Conflicts that were resolved when the work was carried over to its present base, in byte order of
+        paths.
+        """
         self._number = int(identity.rebased)
         self._written: dict[str, int] = {}
-        """Files that `note_written` was called for, with their times at that call."""
+        """Files for which `note_written` was called, with their times at that call."""
 
     @property
     def session_id(self) -> str:
@@ -142,7 +145,9 @@ class Upper:
 
     @property
     def unresolved(self) -> Unresolved:
-        """Paths whose files got conflict markers, with the lines of these; they may be edited away by now."""
+        """Paths whose files got conflict markers, with the lines of these; later edits may have removed
+        them.
+        """
         return self._identity.unresolved
 
     @property
@@ -174,7 +179,7 @@ class Upper:
 
     @contextlib.contextmanager
     def exclusive(self) -> Generator[None]:
-        """Keep other threads' calls of this upper waiting for the length of the block.
+        """Make calls of this upper by other threads wait until the end of the block.
 
         Raises Invalid when the upper has ended.
         """
@@ -206,7 +211,7 @@ class Upper:
         """Create a detached overlay mount of the session's view.
 
         The descriptor belongs to the caller, who closes it after move_mount. Never two at a time. Raises as
-        `overlay.create`; OSError when captured work could not become a pending layer for want of space;
+        `overlay.create`; OSError when captured work could not become a pending layer, such as on a full disk;
         CommitUnsynced again after a publish that raised it: the head has the work, and new writes would have
         no base.
         """
@@ -265,7 +270,7 @@ class Upper:
         Args:
             allow_unresolved: publish files with the conflict markers that a rebase wrote, too.
         Returns:
-            `no_op` when the session changed nothing, or nothing that the head does not have.
+            `no_op` when the session changed nothing, or when the head contains all its changes.
         Raises:
             PublishRejected: nothing was published. The work is now a pending layer under a new, empty upper:
                 `mount` gives the same view.
@@ -348,10 +353,10 @@ class Upper:
             return Rebased(before, head.version, updated, done.merged, notices, dropped, done.resolved)
 
     def _carry_over(self, head: Manifest, choice: Choice | None) -> tuple[Carried, int]:
-        """Exchange the session's folder for one on `head`.
+        """Replace the session's folder by one on `head`.
 
         Returns:
-            What was carried over, and the number of paths that changed to the head's state.
+            The carried-over work, and the number of paths that changed to the head's state.
         """
 
         stack, who = self._stack, self._identity
@@ -362,7 +367,7 @@ class Upper:
         ):
             root = new_name("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
-            ends = not self._chain.private  # else the work is flattened from layers that stay
+            ends = not self._chain.private  # else the work was flattened from layers that are kept
             done = rebase(
                 stack, self._manifest, own, head, root, written=work.written, ends=ends, choice=choice
             )
@@ -391,7 +396,8 @@ class Upper:
         """Keep the work as a draft and end the upper.
 
         Returns:
-            The draft; the session's own when that has all the work. None when nothing was unpublished.
+            The draft: the one that the session was opened on, if that contains all the work. None when
+            nothing was unpublished.
         Raises:
             OSError: the disk refused; the upper is unchanged.
         """
@@ -425,7 +431,7 @@ class Upper:
         stack, draft_id, only = self._stack, self._identity.draft_id, len(self._chain.private) == 1
         if (
             draft_id is None or not only or self._number > int(self._identity.rebased)
-        ):  # a session that rebased itself holds more: see `carried`
+        ):  # a rebased session has more than its draft: see `carried`
             return None
         if build(self._tree(), self._chain, hashes=False).changes:
             return None

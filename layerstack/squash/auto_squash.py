@@ -32,9 +32,8 @@ class AutoSquash:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self.squash_at: int | None = None
-        """Squash before a publish from so many layers on, and where a limit is reached.
-
-        None: squash only when asked to.
+        """Number of layers from which on a publish squashes first; it also does when a limit is reached.
+        None: no automatic squash.
         """
         self.on_squash: Callable[[str, Squashed | Exception | None], object] | None = None
         """Called in the publisher's thread with the reason: with None before a squash, then with its
@@ -42,8 +41,8 @@ class AutoSquash:
         """
 
     def with_room(self, attempt: Callable[[], T]) -> T:
-        """Run a publish; squash first where that is due, and again after each rejection that a squash made
-        room for.
+        """Run a publish; squash first if the policy requires it. After a rejection for lack of room, squash
+        and run the publish again.
 
         Args:
             attempt: publishes; it holds neither a reader's lease nor the lock of the stack when it is called.
@@ -87,7 +86,7 @@ class AutoSquash:
         except (
             OSError,
             LayerStackError,
-        ) as error:  # also one whose last sync failed: the head shows what it did
+        ) as error:  # also a squash whose last sync failed: the head shows its result
             self._report(why, error)
 
     def _report(self, why: str, done: Squashed | Exception | None) -> None:

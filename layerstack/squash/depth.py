@@ -2,8 +2,8 @@
 
 Overlayfs looks a name up in every layer that has the directory, until one has the name. Measured over
 overlayfs: layers that touch different directories cost nearly nothing, ten that touch one directory double
-the time of a cold walk of it. So the depth counts the layers that changed entries of one and the same
-directory, the workspace's root included, as far as a squash could make one layer of them now.
+the time of a cold walk of it. The depth therefore counts the layers that changed entries of one directory,
+which may be the workspace's root, and that a squash could replace by one layer now.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class Depth(NamedTuple):
     directory: str
     """Directory that most of the replaced layers touch; "" is the root."""
     sharing: int
-    """Layers that touch this directory and that a squash would make one layer of. 0 when no two do."""
+    """Layers that touch this directory and that a squash would replace by one layer. 0 when there are not two
+    of them.
+    """
 
 
 class Depths:
-    """Measure of one store, repeatable: the directories that a layer touches are remembered.
+    """Depths of one store. The directories that a layer touches are remembered for the next measurement.
 
     One caller at a time.
     """
@@ -45,7 +47,7 @@ class Depths:
     def measure(self) -> Depth:
         """Measure the head.
 
-        Cost: O(directories that the foldable layers touch); each layer's paths are read once.
+        Cost: O(directories that the squashable layers touch); each layer's paths are read once.
         """
         stack = self._stack
         head, known = stack.head, self._touched

@@ -1,6 +1,6 @@
 """Steps after the commit of a squash.
 
-They close the versions inside its blocks and let other files name the new layers. The replaced layers can be
+They close the versions inside its blocks and make other files name the new layers. The replaced layers can be
 removed only afterwards. The disk may refuse any step: the store is then `cleanup_pending`, and the steps are
 repeated later. The next open finishes those that a crash left undone.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def release_replaced(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[str, str]]) -> bool:
-    """Close the versions inside the blocks; let other versions and drafts name the new layers.
+    """Close the versions inside the blocks; make other versions and drafts name the new layers.
 
     False: the disk refused a step, or a damaged file may name a replaced layer.
     """
@@ -78,7 +78,7 @@ def write_anew(
 
 
 def _content(path: str) -> bytes | None:
-    """Content of a file that is replaced unless it is as it should be; None when it cannot be read."""
+    """Read a file, to replace it if its content is not the expected one; None when it cannot be read."""
     try:
         return records.content(path)
     except (OSError, StoreCorrupt):
@@ -86,7 +86,9 @@ def _content(path: str) -> bytes | None:
 
 
 def version_of(layers: Sequence[Layer], version: int) -> Manifest:
-    """Manifest of a version of a stack of these layers: those that are not newer than the version."""
+    """Make the manifest of a version from the layers of the stack: those that are not newer than the
+    version.
+    """
     return Manifest(version, tuple(reference(layer.id) for layer in layers if layer.version <= version))
 
 
@@ -94,7 +96,7 @@ def finish(stack: Stack) -> None:
     """Finish the steps that were left undone between the commit of a squash and its end.
 
     Called at open, and again after the disk refused a step. While a damaged file is quarantined nothing is
-    written: files would be replaced that a caller may still want to read.
+    written, since a caller may still want to read the files that would be replaced.
     """
     if stack.damaged:
         stack.cleanup_pending = True
@@ -110,7 +112,7 @@ def finish(stack: Stack) -> None:
         with stack.staging.temporary_names() as new_name:
             rewritten: list[tuple[str, str]] = []
             written = False
-            with fsync.best_effort():  # on a full disk the versions stay as they are until it is tried again
+            with fsync.best_effort():  # on a full disk the versions are unchanged until the next try
                 new = write_anew(stack, layers, squashed, stack.head.version - 1, new_name)
                 fsync.sync_files(stack.root, [path for path, _ in new], (), followed=True)
                 rewritten, written = new, True

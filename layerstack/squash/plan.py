@@ -46,9 +46,8 @@ class SquashRun(NamedTuple):
 
 
 def boundaries(stack: Stack, layers: Sequence[Layer]) -> set[str]:
-    """Ids of those of the given layers, newest first, that are the newest of a leased version.
-
-    Leases of readers do not count.
+    """Find the layers, among `layers` (newest first), each of which is the newest layer of a leased version:
+    their ids. Leases of readers do not count.
     """
     found: set[str] = set()
     for lease in stack.leases.boundaries():

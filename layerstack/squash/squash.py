@@ -1,9 +1,10 @@
 """Squash layers with no visible effect: a block of adjacent layers becomes one layer that shows the same.
 
 No lease may keep the layers of a block apart. The tree is made of hard links in staging, outside the store
-lock, while publishes continue. Under the lock: the check that no lease was taken on a version inside a block
-since the plan, the renames, one new manifest. Then earlier versions and drafts name the new layer; versions
-inside a block are closed, since their trees are lost. The next open finishes this last part after a crash.
+lock, while publishes continue. The lock is held for the check that no lease was taken on a version inside a
+block since the plan, for the renames, and for one new manifest. Afterwards the records of earlier versions
+and drafts are rewritten to name the new layer, and versions inside a block are closed, since their trees are
+lost. After a crash the next open finishes this last part.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from layerstack.tree.state import DIRECTORY, State
 
 SUFFIXES = (".json", ".index", ".blame")
 LINKED_MAX = 2_000
-"""Linked files whose state is remembered until they are indexed; the state of the others is read again."""
+"""Linked files whose state is remembered until they are indexed; the state of all others is read again."""
 READERS_WAIT_S = 5.0
 """Seconds that a squash waits for readers of replaced layers; afterwards the last reader's end removes
 these.
@@ -199,7 +200,7 @@ def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
 
 
 def _about(stack: Stack, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
-    """Metadata of the new layer.
+    """Make the metadata of the new layer.
 
     Recovery, conflicts and blame read the authors of its changes from `members`; a single owner or agent is
     named as in any layer.
