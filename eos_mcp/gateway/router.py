@@ -15,6 +15,7 @@ from eos_agent.wire.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError,
 from eos_mcp import __version__, catalog
 from eos_mcp.agent_client.pool import AgentPool, AgentTarget, decoded
 from eos_mcp.config.log import log
+from eos_mcp.gateway.departed import DepartedClients
 
 REVISING = frozenset(
     {
@@ -66,6 +67,7 @@ class Router:
         self._info, self._contract_results = info, contract_results
         # Sandbox and request id of commands whose end a client awaits.
         self._executing: set[tuple[str, str]] = set()
+        self.departed = DepartedClients(self._cancel)
 
     async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
         """Return the reply, which may be an agent's error envelope; bytes are the line of an agent's result,
@@ -107,6 +109,8 @@ class Router:
         op, sandbox_id = request.op, request.sandbox_id
         if sandbox_id is None and op == "gateway_info":
             return self._info()
+        if sandbox_id is None and op == "hold_client":
+            return await self.departed.hold(request.args.get("client"))
         if self._manager.handles(op, "system" if sandbox_id is None else "sandbox"):
             args = request.args if sandbox_id is None else {**request.args, "sandbox_id": sandbox_id}
             reply = await self._manager.handle(op, args, request_id=request.request_id, progress=progress)
@@ -137,6 +141,9 @@ class Router:
         executing = (sandbox_id, request.request_id) if op == "exec_command" else None
         if executing is not None:
             self._executing.add(executing)
+            self.departed.note(
+                request.transport.get(protocol.CLIENT_KEY), sandbox_id, request.request_id, args
+            )
         elif op == "cancel_request":  # the request to cancel may not have reached the agent yet
             args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
         try:
@@ -164,6 +171,12 @@ class Router:
             if explained is not None:
                 raise explained
         return reply
+
+    async def _cancel(self, sandbox_id: str, request_id: str) -> bool:
+        args = {"request_id": request_id, "in_flight": (sandbox_id, request_id) in self._executing}
+        request = Request("cancel_request", protocol.new_request_id(), sandbox_id, args, {})
+        reply = await self._forward(sandbox_id, request)
+        return not isinstance(reply, bytes) or b'"cancelled":true' in reply.replace(b" ", b"")
 
     def _after_manager(self, op: str, args: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
         sandbox_id = args.get("sandbox_id")

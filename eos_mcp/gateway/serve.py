@@ -20,6 +20,7 @@ from eos_mcp.config import paths
 from eos_mcp.config.load import Config, ConfigError, load
 from eos_mcp.config.log import log
 from eos_mcp.gateway import listen, ownership, serve_options
+from eos_mcp.gateway.departed import DepartedClients
 from eos_mcp.gateway.listen import Listener, ListenError
 from eos_mcp.gateway.router import ManagerProtocol, Router, base_info
 from eos_mcp.gateway.serve_options import ServeOptions
@@ -105,7 +106,14 @@ class _Life:
         gateway = self.settings.gateway
         router = Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
         limit = self.chosen.max_connections or gateway.max_concurrent_connections
-        server = GatewayServer(self.listeners, self.token, router.answer, max_connections=limit)
+        departed = router.departed
+        server = GatewayServer(
+            self.listeners,
+            self.token,
+            router.answer,
+            max_connections=limit,
+            holding=lambda: departed.holding,
+        )
         try:
             try:
                 await manager.start()
@@ -126,7 +134,7 @@ class _Life:
             await self._until_stopped(
                 server, manager, gateway.idle_exit_s if self.chosen.listen_fd is not None else 0
             )
-            await self._leave(server)
+            await self._leave(server, departed)
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
@@ -157,8 +165,9 @@ class _Life:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), wait_s)
 
-    async def _leave(self, server: GatewayServer) -> None:
+    async def _leave(self, server: GatewayServer, departed: DepartedClients) -> None:
         """Remove the sockets under the start lock, and serve every client that connected before."""
+        departed.stop()
         await server.stop_accepting()
         lock = sync.StartLock()
         await asyncio.to_thread(lock.__enter__)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 
 from eos_mcp.config.log import log
 from eos_mcp.gateway.admission import Admission
@@ -19,8 +20,19 @@ class GatewayServer:
     """Server on `listeners`, from `start` to `stop_accepting` and `finish`."""
 
     def __init__(
-        self, listeners: list[Listener], token: str, answer: Answer, *, max_connections: int
+        self,
+        listeners: list[Listener],
+        token: str,
+        answer: Answer,
+        *,
+        max_connections: int,
+        holding: Callable[[], int] = lambda: 0,
     ) -> None:
+        """Prepare to serve.
+
+        Args:
+            holding: number of open connections that only show that their client lives.
+        """
         self.listeners = listeners
         self.last_request_at = time.monotonic()
         self._token = token.encode()
@@ -28,11 +40,12 @@ class GatewayServer:
         self._admission = Admission(max_connections)
         self._open: dict[ClientConnection, asyncio.Task[None]] = {}
         self._accepting = False
+        self._holding = holding
 
     @property
     def busy(self) -> bool:
-        """True while a connection is open."""
-        return bool(self._open)
+        """True while a connection is open that waits for work."""
+        return len(self._open) > self._holding()
 
     def start(self) -> None:
         self._accepting = True

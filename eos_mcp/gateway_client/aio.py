@@ -9,6 +9,8 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import secrets
+import select
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,6 +20,7 @@ import anyio
 from anyio import to_thread
 
 from eos_agent.wire.protocol import (
+    CLIENT_KEY,
     CONNECTION_ERROR,
     GATEWAY_TOKEN_KEY,
     STREAM_LOGS_KEY,
@@ -25,6 +28,7 @@ from eos_agent.wire.protocol import (
     OperationError,
     encode_request,
     is_error,
+    new_request_id,
 )
 from eos_mcp.config import token_file
 from eos_mcp.gateway_client import faults, sync
@@ -69,6 +73,8 @@ class GatewayClient:
         self._endpoint, self._token = endpoint, token
         self._settings: sync.GatewaySettings | None = None
         self._starters: anyio.CapacityLimiter | None = None
+        self._client = secrets.token_hex(8)
+        self._held: socket.socket | None = None
 
     async def request(
         self,
@@ -85,13 +91,16 @@ class GatewayClient:
         try:
             async with asyncio.timeout(timeout_s):
                 # Encode before connecting: the connect wakes the gateway, which then finds the line.
-                line = _line(op, args, sandbox_id, request_id, settings.token, on_progress is not None)
+                line = _line(
+                    op, args, sandbox_id, request_id, settings.token, on_progress is not None, self._client
+                )
+                if op == "exec_command" and "workspace_session_id" not in args:
+                    await self._hold(settings)
                 with await self._connect(settings) as sock:
                     self._settings = settings
                     if settings.token is None:  # a gateway that was just started has made its token by now
-                        line = _line(
-                            op, args, sandbox_id, request_id, token_file.read(), on_progress is not None
-                        )
+                        token, streams = token_file.read(), on_progress is not None
+                        line = _line(op, args, sandbox_id, request_id, token, streams, self._client)
                     reply = await _exchange(sock, line, on_progress)
             if is_error(reply) and reply["error"].get("kind") == UNAUTHORIZED:
                 self._settings = None  # the token file may have been replaced: read it again at the next call
@@ -112,6 +121,19 @@ class GatewayClient:
         except (OSError, NoReply) as error:
             this = faults.GatewayCall(str(settings.endpoint), op, request_id, of_server=True)
             raise this.error(error) from None
+
+    async def _hold(self, settings: sync.GatewaySettings) -> None:
+        """Keep a connection by which the gateway notices the end of this process (`gateway.departed`)."""
+        if self._held is not None and not _is_closed(self._held):
+            return
+        if self._held is not None:
+            self._held.close()
+        self._held = await self._connect(settings)
+        token = settings.token if settings.token is not None else token_file.read()
+        line = _line(
+            "hold_client", {"client": self._client}, None, new_request_id(), token, False, self._client
+        )
+        await asyncio.get_running_loop().sock_sendall(self._held, line)
 
     async def _connect(self, settings: sync.GatewaySettings) -> socket.socket:
         endpoint = settings.endpoint
@@ -136,6 +158,13 @@ class GatewayClient:
         return found
 
 
+def _is_closed(sock: socket.socket) -> bool:
+    """Return True when the other end closed the connection, or answered on it (an older gateway)."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def _line(
     op: str,
     args: Mapping[str, Any],
@@ -143,9 +172,12 @@ def _line(
     request_id: str,
     token: str | None,
     stream_logs: bool,
+    client: str,
 ) -> bytes:
     siblings: dict[str, Any] = {} if token is None else {GATEWAY_TOKEN_KEY: token}
     siblings[STREAM_LOGS_KEY] = stream_logs
+    if op == "exec_command":
+        siblings[CLIENT_KEY] = client
     line = encode_request(
         op, sync.with_caller(op, args), request_id=request_id, sandbox_id=sandbox_id, **siblings
     )

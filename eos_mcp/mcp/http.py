@@ -77,6 +77,8 @@ def run(options: ServerOptions, app: App | None = None) -> int:
     # uvicorn shuts down at these signals and then raises them again: ignore the second ones.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup(1) ignores it
+        signal.signal(signal.SIGHUP, lambda _number, _frame: signal.raise_signal(signal.SIGTERM))
     server.run(sockets=[listener])
     sys.stderr.flush()
     os._exit(0)  # without waiting for a thread that is stuck

@@ -32,6 +32,7 @@ class ServerOptions(NamedTuple):
     gateway_endpoint: str | None = None
     gateway_token: str | None = None
     timeout_s: float = 60.0
+    on_disconnect: str = "cancel"
     roots: tuple[str, ...] = ()
     allowed: frozenset[str] = frozenset()
     """Guards that the command line lowers, by the names of their flags: `allow_sensitive`, `allow_overwrite`,
@@ -71,6 +72,9 @@ The MCP server of eos: layer-stacked sandboxes for coding agents. A client start
         discouraged, since other users can see it: set SANDBOX_GATEWAY_AUTH_TOKEN or SANDBOX_GATEWAY_TOKEN_FILE
   --timeout-s SECONDS
         how long one call may take beyond the wait that it asks for (default 60; creating and exporting have more)
+  --on-disconnect cancel|detach
+        commands without a session 10 s after the end of this server: cancelled, their work a draft (default); or left
+        running
   --transport stdio|http|sse
         default stdio; http serves Streamable HTTP at /mcp, sse the older form at /sse
   --host ADDRESS, --port PORT
@@ -130,6 +134,7 @@ def parse(program: str, words: list[str], *, version: str) -> ServerOptions:
         gateway_endpoint=last.get("gateway_endpoint"),
         gateway_token=last.get("gateway_token"),
         timeout_s=_seconds(last["timeout_s"]) if "timeout_s" in last else defaults.timeout_s,
+        on_disconnect=_choice("--on-disconnect", last.get("on_disconnect", "cancel"), ("cancel", "detach")),
         roots=tuple(_directory("--root", root) for root in taken.get("roots", ())),
         allowed=frozenset(allowed),
     )
@@ -147,6 +152,7 @@ _FLAGS = {
     "--gateway-socket": "gateway_endpoint",
     "--gateway-auth-token": "gateway_token",
     "--timeout-s": "timeout_s",
+    "--on-disconnect": "on_disconnect",
     "--root": "roots",
 }
 _GUARDS = {

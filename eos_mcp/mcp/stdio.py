@@ -6,7 +6,8 @@ something else ends the wait. Until the SDK is there the reader answers handshak
 and keeps the rest. Descriptors 0 and 1 are moved away first and replaced by the null device and standard
 error: what a library prints, or a child reads, does not touch the protocol.
 
-The end: end of input, a broken output, SIGTERM and SIGINT all end the process within three seconds, whatever
+The end: end of input, a broken output, SIGTERM, SIGINT and SIGHUP all end the process within three seconds,
+whatever
 a thread or the loop is stuck in. At the end of input requests that are nearly done get their answer; what
 still runs is left to the sandbox, which keeps its output.
 """
@@ -212,11 +213,11 @@ def _hard_end(code: int) -> None:
     os._exit(code)
 
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """A thread that takes SIGTERM and SIGINT. Made in the main thread.
+    """A thread that takes SIGTERM, SIGINT and SIGHUP. Made in the main thread.
 
     The handler of C that Python installs writes the number of the signal into a pipe, in whatever thread the
     kernel chose and whatever the main thread does; the handler in Python, which only the main thread runs,
@@ -229,7 +230,8 @@ class Signals:
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         for number in ENDING:
-            signal.signal(number, _noted)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1) ignores it
+                signal.signal(number, _noted)
         threading.Thread(target=self._run, name="signals", daemon=True).start()
 
     def _run(self) -> None:

@@ -1,9 +1,9 @@
 """`tools/list` and `tools/call`: the catalog as tools, one call from its arguments to its result.
 
 A client that cancels an `exec_command` (`notifications/cancelled`, or hanging up in the modern HTTP era) has
-the command killed in its sandbox; the work of its own session becomes a draft. A client that goes away, or a
-server that ends, cancels nothing: the command goes on, and `list_commands` finds it. Any other cancelled call
-only stops waiting.
+the command killed in its sandbox; the work of its own session becomes a draft. When this server ends, for
+whatever reason, the gateway cancels its commands without a session 10 s later (`eos_mcp.gateway.departed`),
+unless `on_disconnect` is `detach`. Any other cancelled call only stops waiting.
 """
 
 from __future__ import annotations
@@ -206,6 +206,8 @@ class Tools:
         elif chosen is not None:
             sandbox_id = chosen
         self._limit_wait(operation, checked, client, progress=report is not None)
+        if operation.name == "exec_command" and self._options.on_disconnect == "detach":
+            checked.setdefault("on_disconnect", "detach")
         sent = allowed_dirs.carried(self._options, name, checked, roots)
         call = _Call(operation, sandbox_id, sent, new_request_id(), self._budget_s(operation, checked))
         try:

@@ -9,18 +9,17 @@ import socket
 from collections.abc import Callable
 from contextvars import ContextVar
 
-_hung_up: ContextVar[Callable[[], bool] | None] = ContextVar("eos_caller_hung_up", default=None)
+_hung_up: ContextVar[Callable[[bool], bool] | None] = ContextVar("eos_caller_hung_up", default=None)
 
 
 def answer_on(connected: socket.socket) -> None:
     """Remember `connected` as the client of the current task and of the tasks and threads that it starts."""
 
-    def hung_up() -> bool:
+    def hung_up(half: bool) -> bool:
         try:
             poll = select.poll()
-            poll.register(
-                connected, 0
-            )  # POLLHUP and POLLERR are always reported; an end of input alone is a client that stops sending
+            # POLLHUP and POLLERR are always reported; an end of input may be a client that sends no more
+            poll.register(connected, select.POLLRDHUP if half else 0)
             return bool(poll.poll(0))
         except (OSError, ValueError):
             return True
@@ -28,9 +27,9 @@ def answer_on(connected: socket.socket) -> None:
     _hung_up.set(hung_up)
 
 
-def is_gone() -> bool:
-    """Tell whether the client has closed its connection; False outside a request. Over TCP this shows only
-    after data was sent to it.
+def is_gone(*, half: bool = False) -> bool:
+    """Return True when the client has closed its connection; False outside a request. Over TCP this shows
+    only after data was sent to it, unless `half`: then a closed direction counts.
     """
     asked = _hung_up.get()
-    return asked is not None and asked()
+    return asked is not None and asked(half)

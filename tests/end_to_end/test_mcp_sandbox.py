@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def test_a_long_command_comes_back_as_a_handle_that_another_client_can_read(plac
             "exec_command",
             cmd="echo begun; read line; echo got $line > answer; echo $line",
             yield_time_ms=200,
+            on_disconnect="detach",
         )
         assert begun.structure["status"] == "running"
         handle = begun.structure["command_session_id"]
@@ -92,6 +94,58 @@ def test_a_long_command_comes_back_as_a_handle_that_another_client_can_read(plac
         assert ended.structure["status"] == "ok"
         assert "further" in use(wire, "read_command_lines", command_session_id=handle).text
         assert "got further" in use(wire, "file_read", path="answer").text
+
+
+ENDS = ("end of input", "SIGTERM", "SIGHUP", "SIGKILL", "SIGKILL in a call")
+
+
+def test_commands_without_a_session_are_cancelled_after_their_client_however_it_went(place: Place) -> None:
+    def started(wire: Wire, name: str, **more: Any) -> str:
+        cmd = f"echo half > '{name}'; echo up; sleep 3600"
+        row = use(wire, "exec_command", cmd=cmd, yield_time_ms=0, **more).structure
+        assert row["status"] == "running", row
+        return str(row["command_session_id"])
+
+    with place.server() as other:
+        ids: dict[str, str] = {}
+        for how in ENDS:
+            with place.server() as wire:
+                if how == "SIGKILL in a call":
+                    cmd = f"echo half > '{how}'; sleep 3600"
+                    wire.send(call("cut", "exec_command", {"cmd": cmd, "yield_time_ms": 20_000}))
+                    while not (rows := running(other, how)):
+                        pass
+                    ids[how] = str(rows[0]["command_session_id"])
+                else:
+                    ids[how] = started(wire, how)
+                if how == "SIGTERM":
+                    left = started(wire, "left", on_disconnect="detach")
+                if how == "end of input":
+                    wire.close_input()
+                else:
+                    wire.process.send_signal(getattr(signal, how.split()[0]))
+                wire.process.wait(30)
+        for how, command in ids.items():
+            while (ended := use(other, "wait_command", command_session_id=command).structure)["status"] in (
+                "running",
+            ):
+                pass
+            assert (ended["status"], ended["publish_reject_class"]) == ("cancelled", "interrupted"), how
+            assert use(other, "file_read", path=how).is_error
+            opened = use(other, "create_workspace_session", draft_id=ended["draft_id"]).structure
+            session = opened["workspace_session_id"]
+            assert (
+                use(other, "file_read", path=how, workspace_session_id=session).structure["content"] == "half"
+            )
+            use(other, "destroy_workspace_session", workspace_session_id=session)
+            use(other, "discard_draft", draft_id=ended["draft_id"])
+        assert running(other, "left")
+        use(other, "signal_command", command_session_id=left, signal="KILL")
+
+
+def running(wire: Wire, name: str) -> list[dict[str, Any]]:
+    rows = use(wire, "list_commands").structure["commands"]
+    return [row for row in rows if row["status"] == "running" and f"'{name}'" in row["command"]]
 
 
 def test_a_client_that_dies_during_a_call_leaves_the_command_to_be_found(place: Place) -> None:

@@ -256,6 +256,14 @@ RUNTIME: tuple[Operation, ...] = (
                 hidden=True,
             ),
             Argument(
+                "on_disconnect",
+                "string",
+                help="When the MCP client is gone for 10 s: cancel a command without a session, or detach.",
+                choices=("cancel", "detach"),
+                ours=True,
+                hidden=True,
+            ),
+            Argument(
                 "publish_on_failure",
                 "boolean",
                 help="false: keep the work as a draft when the exit code is not 0.",

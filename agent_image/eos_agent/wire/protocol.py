@@ -22,10 +22,11 @@ GATEWAY_TOKEN_KEY = "_sandbox_gateway_auth_token"
 DAEMON_TOKEN_KEY = "_sandbox_daemon_auth_token"
 STREAM_LOGS_KEY = "_stream_logs"
 KEEP_ALIVE_KEY = "_keep_alive"
+CLIENT_KEY = "_client"
 REQUEST_ID_MAX, DERIVED_ID_MAX = 256, 512
 """Largest size in bytes of a client's request id, and of an id that the gateway derived from it for a request
 of its own."""
-TRANSPORT_KEYS = (GATEWAY_TOKEN_KEY, DAEMON_TOKEN_KEY, STREAM_LOGS_KEY, KEEP_ALIVE_KEY)
+TRANSPORT_KEYS = (GATEWAY_TOKEN_KEY, DAEMON_TOKEN_KEY, STREAM_LOGS_KEY, KEEP_ALIVE_KEY, CLIENT_KEY)
 
 INVALID_REQUEST = "invalid_request"
 OPERATION_FAILED = "operation_failed"
