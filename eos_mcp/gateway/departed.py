@@ -20,7 +20,7 @@ from eos_mcp.requests import caller
 
 GRACE_S = 10.0
 ASK_S = 0.25
-"""Between two looks at the connection of a client."""
+"""Seconds between two checks of the connection of a client."""
 CLIENTS, COMMANDS = 256, 256
 """Most clients, and newest commands of each, that are remembered."""
 DETACH = "detach"

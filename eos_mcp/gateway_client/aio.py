@@ -13,6 +13,7 @@ import secrets
 import select
 import socket
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -128,7 +129,8 @@ class GatewayClient:
             return
         if self._held is not None:
             self._held.close()
-        self._held = await self._connect(settings)
+        self._held = held = await self._connect(settings)
+        weakref.finalize(self, held.close)
         token = settings.token if settings.token is not None else token_file.read()
         line = _line(
             "hold_client", {"client": self._client}, None, new_request_id(), token, False, self._client
