@@ -1,9 +1,8 @@
 """Files of the destination with several hard links: an export never changes them through one name.
 
-A file of the delta whose content is there already stays in place. But in the version that is exported it is a
-file of its own, or one of a group of names that the delta holds too: where another name leads to the same
-inode, in the destination or outside, the file is replaced by a copy, and so the other keeps its mode, its
-time and what is written to it later.
+A file of the destination that already has the content of its entry stays in place. But if it has a further
+hard link that the delta does not name, in the destination or outside, it is replaced by a copy. So the other
+name keeps its mode and its time, and later writes to one do not change the other.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class Held(NamedTuple):
     names: list[tuple[int, pax.Header]]
     """Hard links to it in the delta."""
     seen: list[bytes]
-    """Names that are the same inode in the destination already, its own first."""
+    """Names of the delta that already are this inode in the destination, the file's own first."""
 
 
 class Names:
-    """The held files of one export: a few hundred bytes for each file of the delta that has several names in
-    the destination.
+    """The held files of one export. Memory: a few hundred bytes for each file of the delta that has several
+    names in the destination.
     """
 
     def __init__(self) -> None:
@@ -50,8 +49,8 @@ class Names:
                 held.seen.append(header.path)
 
     def shared(self) -> list[Held]:
-        """List the files that have a name outside the delta, and those that get another mode, which all names
-        would get.
+        """List the files that have a name outside the delta, and the files whose mode changes, since the
+        change would apply to all names.
         """
         return [
             held

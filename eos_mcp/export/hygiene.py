@@ -21,14 +21,14 @@ REPORT_MAX = 100
 CLASS_MAX = 25
 """Listed files per class."""
 JUDGED_MAX = 1 << 18
-"""Longest file, in bytes, that is judged by its content; a longer one counts as one that runs."""
+"""Size in bytes of the longest file that is judged by its content; a longer file counts as one that runs."""
 
 NAMED, REFUSED, HOME = "named", "refused", "refused in a home directory"
 
 
 class HygieneRule(NamedTuple):
-    """`treatment`: NAMED, REFUSED, HOME, or with `plain` refused unless that finds the content harmless, said
-    by `unless`.
+    """`treatment`: NAMED, REFUSED or HOME. With `plain`, a file whose content that function finds harmless is
+    not refused; `unless` describes such content.
     """
 
     why: str
@@ -223,20 +223,20 @@ _ANY = re.compile(
     _BEGIN + b"(?:" + b"|".join(rule.pattern.pattern.removeprefix(_BEGIN) for rule in RULES) + b")",
     re.DOTALL | re.IGNORECASE,
 )
-"""Matches every path of any rule: most paths are compared with it alone."""
+"""Expression that matches every path of any rule: most paths need no other comparison."""
 _BARE = re.compile(rb"(?:\A|/)(?:config|config\.worktree|info/attributes|hooks/[^/]*)\Z")
 """Names in a git directory of any name."""
 _OF_OTHERS = re.compile(rb"(?:^|/)(?:node_modules|site-packages|vendor)/")
-"""Directories of packages, whose scripts are not listed as the project's own."""
+"""Directories of packages; scripts in them are not listed as the project's own."""
 _PLACES = re.compile(
     rb"(?:.*/)?(?:[^/]*\.git(?:/(?:.*/)?hooks)?|\.vscode|\.idea|\.mcp\.json|" + _AGENT + rb")",
     re.DOTALL | re.IGNORECASE,
 )
-"""Places at which a symlink leads a program to files of any name."""
+"""Paths at which a symlink leads a program to files of any name."""
 
 
 class Ground(NamedTuple):
-    """The destination, as far as the rules need it."""
+    """Facts about the destination that the rules need."""
 
     dest: str
     """Resolved, absolute."""
@@ -252,10 +252,10 @@ class Ground(NamedTuple):
 
 
 class Hygiene:
-    """The files found: at most REPORT_MAX are listed, all are counted.
+    """The files found: at most REPORT_MAX, CLASS_MAX per class, are listed, all are counted.
 
     Args:
-        ground: None for an archive: nothing in it runs, so that files are only named.
+        ground: None for an archive: nothing in an archive runs, so files are only named.
     """
 
     def __init__(self, ground: Ground | None = None) -> None:
@@ -277,8 +277,8 @@ class Hygiene:
         """Note an entry.
 
         Args:
-            content: up to JUDGED_MAX + 1 bytes of it, where `judges` asked for them.
-            writes: it is not there already.
+            content: up to JUDGED_MAX + 1 bytes of the file, if `judges` returned True.
+            writes: the destination does not have the entry yet.
         """
         for why, runs in self._found(header, content):
             self._add(header.path, why, runs=writes and runs)
@@ -288,7 +288,7 @@ class Hygiene:
         return any(runs for _, runs in self._found(header, content))
 
     def _found(self, header: pax.Header, content: bytes | None) -> Iterator[tuple[str, bool]]:
-        """Return the classes of an entry, each with whether it would run by itself."""
+        """Yield the classes of an entry, each with True if the entry would run by itself."""
         if header.kind == pax.WHITEOUT or header.type == pax.DIRECTORY:
             return
         if header.type == pax.FILE and header.mode & 0o6000:
@@ -347,7 +347,7 @@ class Hygiene:
         return None
 
     def _bare(self, path: bytes) -> HygieneRule | None:
-        """Return the rule of a hook or the configuration of a bare repository, which git reads in any
+        """Return the rule for a hook or the configuration of a bare repository, which git reads in any
         directory.
         """
         assert self.ground is not None
@@ -374,7 +374,7 @@ class Hygiene:
         if rule.treatment == HOME:
             return self._in_a_home(rule, header.path)
         if header.path.lower().endswith(b".pth") and not self.ground.existed(header.path.rpartition(b"/")[0]):
-            return False  # the environment comes with this export: no interpreter of the host uses it yet
+            return False  # the environment is part of this export: no interpreter of the host uses it yet
         if rule.why == "byte_code":
             above, _, name = header.path.rpartition(b"/")
             cached = above.rpartition(b"/")[2] == b"__pycache__"
@@ -398,9 +398,7 @@ class Hygiene:
 
 
 def _at_its_top(rule: HygieneRule, path: bytes) -> bool:
-    """Tell whether the file is one that is read from a home directory itself: `.ssh/config`, not
-    `project/.ssh/config`.
-    """
+    """Tell whether programs read the file from a home directory: `.ssh/config`, not `project/.ssh/config`."""
     return path.count(b"/") == 0 or (
         path.startswith((b".ssh/", b".config/", b".emacs.d/")) and rule.treatment == HOME
     )

@@ -1,5 +1,5 @@
-"""Judge git's own files by their content: could they make git run a program, or read settings elsewhere?
-Pure.
+"""Judge git's own files by their content: a file is not plain if git could run a program, or read settings
+elsewhere, because of it. Pure.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _PLAIN: dict[bytes, frozenset[bytes]] = {
 
 
 class Setting(NamedTuple):
-    """One line of a git configuration: a key (lower case) of a section (lower case), or a section alone when
-    the key is empty.
+    """One line of a git configuration: a key (lower case) of a section (lower case); an empty key for the
+    section's own line.
     """
 
     section: bytes
@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
 
 def settings(content: bytes) -> Iterator[Setting]:
-    """Parse a git configuration, without comments and empty lines; a line that git may read in another way is
+    """Parse a git configuration, without comments and empty lines; a line that git may parse differently is
     not `plain`.
     """
     section = b""
@@ -81,8 +81,8 @@ def settings(content: bytes) -> Iterator[Setting]:
 
 
 def plain_git_config(content: bytes) -> bool:
-    """Tell whether a git configuration has only sections and keys that run nothing and lead nowhere; one with
-    a line that was not understood is not plain.
+    """Tell whether a git configuration has only sections and keys that run no program and name no other file.
+    A line that was not understood makes it not plain.
     """
     for one in settings(content):
         if not one.plain or one.section not in _PLAIN:
@@ -95,7 +95,7 @@ def plain_git_config(content: bytes) -> bool:
 
 
 def gitdir_is_plain(content: bytes) -> bool:
-    """Tell whether a `.git` file names, relatively, a place in a `.git` directory, whose files are judged by
+    """Tell whether a `.git` file has a relative path into a `.git` directory; the files there are judged by
     their own paths.
     """
     text = content.strip()

@@ -1,5 +1,5 @@
-"""The identity of a destination: the directory of an earlier export, on the same branch. In another one a
-missing file was not deleted by the user.
+"""The identity of a destination: tells if it is the directory of an earlier export, on the same branch. In
+another directory or on another branch, a missing file does not mean that the user deleted it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ def identity_of(tree: DirTree) -> DirectoryIdentity:
 def _branch(tree: DirTree) -> str:
     fd = tree.open_file(b".git/HEAD")
     if fd is None:
-        fd = tree.open_file(
-            b".git"
-        )  # a linked worktree: its HEAD lies elsewhere, where nothing of the destination may lead us
+        fd = tree.open_file(b".git")  # a linked worktree: its HEAD is elsewhere, named by untrusted content
     if fd is None:
         return ""
     try:

@@ -1,5 +1,5 @@
-"""Files and directories that no user may change, whatever their modes: immutable ones and those that are only
-appended to (chattr(1)).
+"""Detect files and directories that no user may change, whatever their modes: immutable and append-only ones
+(chattr(1)).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0
 
 
 def fixed(tree: DirTree, path: bytes) -> bool:
-    """Look for such a flag at `path`; False where it cannot be asked."""
+    """Tell whether `path` has such a flag; False if the flags cannot be read."""
     try:
         import fcntl
     except ImportError:
@@ -28,7 +28,7 @@ def fixed(tree: DirTree, path: bytes) -> bool:
         found = tree.lstat(path)
         if found is None or not (
             stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-        ):  # of a device it would be another call
+        ):  # on a device this number is another ioctl
             return False
         fd = os.open(path.rpartition(b"/")[2], _READ, dir_fd=tree.parent(path))
         try:

@@ -1,5 +1,5 @@
-"""The content of one file of the delta: compared with the destination's file while it arrives, written from
-the first difference on.
+"""The content of one file of the delta: compared with the destination's file while it arrives, and written to
+a staged file after the first difference.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ fsync at the end then waits for little.
 
 
 class IncomingFile:
-    """One file on its way. A context manager: at the end both descriptors are closed.
+    """One file that is being received. A context manager: closes both descriptors at the end.
 
-    `equal_fd` is the destination's file while all that came equals it, then None; `fd` is the staged file
-    once there is one.
+    `equal_fd` is the destination's file while all received bytes equal it, then None; `fd` is the staged file
+    once it exists.
     """
 
     def __init__(
         self, length: int, equal_fd: int | None, create: Callable[[], int] | None, judged: bytearray | None
     ) -> None:
-        """Begin with the staged file if there is nothing to compare with.
+        """Create the staged file at once if there is no file to compare with.
 
         Args:
             length: of the file, holes included.
-            equal_fd: the destination's file, of the same length; None: not to be compared.
+            equal_fd: the destination's file, of the same length; None: no comparison.
             create: makes the staged file and returns its descriptor; None in a dry run, which writes nothing.
-            judged: gets the first bytes, by which hygiene judges the file.
+            judged: buffer for the first bytes, by which hygiene judges the file.
         """
         self.equal_fd = equal_fd
         self.fd = create() if equal_fd is None and create is not None else None
         self.received = 0
-        """Bytes that arrived; holes do not."""
+        """Number of received bytes; holes are not sent."""
         self._length, self._create, self._judged = length, create, judged
-        self._end = 0  # of what is compared or written
-        self._sent = 0  # to the disk
+        self._end = 0  # of the compared or written part
+        self._sent = 0  # end of the part that the kernel was asked to write
 
     def __enter__(self) -> IncomingFile:
         return self
@@ -56,7 +56,7 @@ class IncomingFile:
                 os.close(fd)
 
     def receive(self, pieces: Iterable[tuple[int, memoryview]]) -> None:
-        """Take all pieces, each with its offset; between them and after the last are holes."""
+        """Receive all chunks, each with its offset; holes are between them and after the last."""
         for offset, piece in pieces:
             self.received += len(piece)
             if self._judged is not None:
@@ -81,7 +81,7 @@ class IncomingFile:
         ) == bytes(piece)
 
     def _differs(self) -> None:
-        """Stop to compare: the staged file gets what was equal so far."""
+        """End the comparison: copy the equal part to the staged file."""
         if self.equal_fd is None:
             return
         if self._create is not None:
@@ -103,9 +103,7 @@ class IncomingFile:
 
 
 def judge(judged: bytearray, offset: int, piece: bytes | memoryview) -> None:
-    """Append the next bytes of a file, up to the number by which it is judged; a hole before them is
-    zeros.
-    """
+    """Append the next bytes of a file, up to the number that is judged; a hole before them becomes zeros."""
     judged.extend(bytes(max(0, min(offset, JUDGED_MAX + 1) - len(judged))))
     judged += piece[: max(0, JUDGED_MAX + 1 - len(judged))]
 

@@ -25,7 +25,7 @@ NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
 
 
 class LeftOut:
-    """Decides for each path, in byte order."""
+    """Decisions for each path, in byte order."""
 
     def __init__(self, rules: ExportRules, target: DirTree | None, folds: bool) -> None:
         self.rules, self.target, self.folds = rules, target, folds
@@ -37,7 +37,7 @@ class LeftOut:
         self._fresh = not held
 
     def look(self, path: bytes) -> bool:
-        """Tell whether the path is left out; if so, note it."""
+        """Tell whether the path is left out, and note it then."""
         why = self._reason(path)
         if why:
             self.note(path, why)
@@ -52,12 +52,12 @@ class LeftOut:
 
     @staticmethod
     def may_have(paths: bytes) -> bool:
-        """Return False if certainly no path in a text of one or many is left out."""
+        """Return False if certainly none of the paths in `paths` (one or many) is left out."""
         return b"git" in paths.lower() or _CACHE in paths or not paths.isascii()
 
     def hides(self, path: bytes) -> bool:
-        """Tell whether a path of the destination is of this kind: it is not deleted with a directory above
-        it.
+        """Tell whether a path of the destination would be left out: it is then not deleted with a directory
+        above it.
         """
         return bool(self._reason(path))
 
@@ -101,9 +101,7 @@ class LeftOut:
 
 
 def is_git(name: bytes, folds: bool) -> bool:
-    """Tell whether a file system finds a `.git` by this name; one that folds names also by other
-    spellings.
-    """
+    """Tell whether a file system finds `.git` under this name; with `folds`, other spellings count too."""
     if name == b".git" or not folds:
         return name == b".git"
     text = _IGNORED.sub("", name.decode("utf-8", "replace")).casefold().rstrip(". ")

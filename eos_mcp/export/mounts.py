@@ -14,8 +14,8 @@ from eos_mcp.workspace.mount_points import MOUNTINFO, mounts_below
 
 
 def kind_of(fd: int) -> str:
-    """The kind of file system that an open directory lies on, `ext4`; empty where the list of mounts does not
-    say.
+    """Return the type of the file system of an open directory, such as `ext4`; empty if the list of mounts
+    lacks it.
     """
     device = os.fstat(fd).st_dev
     number = b"%d:%d" % (os.major(device), os.minor(device))
@@ -32,8 +32,8 @@ def kind_of(fd: int) -> str:
 
 
 def systems_of(target: DirTree, mounts: tuple[bytes, ...]) -> dict[bytes, int]:
-    """Directories that begin a file system, or another view of one, with its device: the destination itself
-    (empty) and the mount points in it.
+    """Return each directory at which a file system, or another view of one, begins, with its device: the
+    destination itself (empty path) and the mount points in it.
     """
     found = {b"": os.fstat(target.fd).st_dev}
     for point in mounts:
@@ -44,7 +44,7 @@ def systems_of(target: DirTree, mounts: tuple[bytes, ...]) -> dict[bytes, int]:
 
 
 def check(mounts: tuple[bytes, ...], path: bytes) -> None:
-    """Refuse a step that takes away what lies at `path`, if that is a mount point or holds one.
+    """Refuse a step that moves or removes the entry at `path`, if that is a mount point or holds one.
 
     Raises:
         OperationError: operation_failed, reason mount_in_the_way.
@@ -61,8 +61,8 @@ def check(mounts: tuple[bytes, ...], path: bytes) -> None:
 
 
 def check_none(fd: int, name: bytes) -> None:
-    """Refuse the removal of the directory `name` in the open directory, with all that it holds, if it is a
-    mount point or holds one.
+    """Refuse the recursive removal of the directory `name` in the open directory, if it is a mount point or
+    holds one.
 
     Raises:
         OSError: EBUSY, nothing was removed: a file system is mounted in it.

@@ -1,6 +1,4 @@
-"""Paths that an export accepts: relative, normalised, and none of the names under which exports stage.
-Pure.
-"""
+"""Check the paths of an export: relative, normalised, without the names under which exports stage. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +9,13 @@ from eos_mcp.workspace.staging_prefix import PREFIX
 _ODD = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")
 
 NAMED_MAX = 20
-"""Paths that an error or a result names."""
+"""Maximum of paths that an error or a result names."""
 
 _DERIVED = re.compile(rb"(?:.*/)?__pycache__/[^/]*\.(?:py[co](?:\.[0-9]+)?|nb[ic])", re.DOTALL)
 
 
 def derived(path: bytes) -> bool:
-    """Tell a cache file of Python or numba in a `__pycache__`, which they make again, from any other file
-    there.
-    """
+    """Tell whether a path is a cache file of Python or numba in a `__pycache__`, which they remake."""
     return b"__pycache__" in path and _DERIVED.fullmatch(path) is not None
 
 

@@ -34,7 +34,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFO
 
 
 class FreshReceiver(Receiver):
-    """A `Receiver` for a destination that does not exist. It is made in `tree`; the caller calls `close`."""
+    """A `Receiver` for a destination that does not exist. The destination is made in `tree`; the caller calls
+    `close`.
+    """
 
     def __init__(
         self, stream: ExportStream, stage: ExportStage, request: ExportRequest, guard: ExportGuard
@@ -46,22 +48,22 @@ class FreshReceiver(Receiver):
         self._staging, self._step = stage.tree, stage.step
         self._late_modes: list[
             tuple[bytes, int]
-        ] = []  # of directories that end without write permission for their owner
-        self._first: list[bytes] = []  # the first entries: when there are no more, each is synced by itself
+        ] = []  # directories whose final mode has no write permission for their owner
+        self._first: list[bytes] = []  # the first entries: if these are all, each is synced separately
         self._syncing: Future[bool] | None = None
         self.staged_files = 0
         self.made = 0
-        """Entries in the tree."""
+        """Number of entries in the tree."""
 
     def close(self) -> None:
-        """Close `tree`, once no sync of it is under way."""
+        """Close `tree` after the end of a running sync."""
         if self._syncing is not None:
             self._syncing.exception()
         self.tree.close()
 
     @property
     def atomic(self) -> bool:
-        """True where the file system does not fold names; where it does, `Receiver` compares names and stages
+        """True if the file system does not fold case in names; else `Receiver` compares names and stages
         files one by one.
         """
         return not self._folds
@@ -89,7 +91,7 @@ class FreshReceiver(Receiver):
         progress(f"export: {self.stream.count} entries received, putting {self.staged_files} files in place")
 
     def _add(self, what: Step) -> None:
-        """Plan nothing: there is no rollback step by step."""
+        """Do nothing: no step needs a rollback."""
 
     # entries
 
@@ -114,7 +116,7 @@ class FreshReceiver(Receiver):
             self._new_file(n, header, sent)
 
     def _leave(self, n: int, header: pax.Header) -> None:
-        """Keep the bytes of a file that is left out: a later entry may be another name of it."""
+        """Keep the bytes of a file that is left out: a later entry may be a hard link to it."""
         if header.type == pax.FILE and not header.kind:
             fd = os.open(b"new/%d" % n, _NEW, 0o600, dir_fd=self._staging.fd)
             self._write(fd, header, None)
@@ -135,7 +137,7 @@ class FreshReceiver(Receiver):
         self._done(header, writes=True)
 
     def _new_file(self, n: int, header: pax.Header, sent: pax.Header) -> None:
-        """Write a file in its place; one that would run by itself is moved out of the tree again once its
+        """Write a file in its place; a file that would run by itself is moved out of the tree once its
         content is known.
         """
         judged = bytearray() if self.hygiene.judges(header) else None
@@ -177,8 +179,8 @@ class FreshReceiver(Receiver):
             self._first.append(path)
 
     def _write(self, fd: int, header: pax.Header, judged: bytearray | None) -> int:
-        """Write the content of the present entry to a new file, which is closed; return how many bytes
-        came.
+        """Write the content of the present entry to a new file and close it; return the number of received
+        bytes.
         """
         with IncomingFile(header.length, None, lambda: fd, judged) as incoming:
             incoming.receive(self.stream.pieces())
@@ -187,9 +189,7 @@ class FreshReceiver(Receiver):
         return incoming.received
 
     def _further_name(self, header: pax.Header) -> None:
-        """Make a hard link to an earlier file of the tree, or to one that was left out; a copy where links
-        fail.
-        """
+        """Make a hard link to an earlier file of the tree or a left-out file; make a copy if links fail."""
         found = self.stream.index.find(header.target)
         assert found is not None  # the stream has checked it
         there = self.tree.lstat(header.target) is not None
@@ -299,8 +299,8 @@ class FreshReceiver(Receiver):
     # the whole
 
     def begin_sync(self) -> None:
-        """Let a thread begin what `sync` ends, if one call syncs the whole tree: the record of the export has
-        syncs of its own.
+        """Start the sync in a thread, if one call syncs the whole tree, so that it runs beside the syncs of
+        the record; `sync` waits for it.
         """
         if len(self._first) > SYNC_EACH_UP_TO:
             thread = ThreadPoolExecutor(1, "export-sync")
@@ -346,7 +346,7 @@ def commit_new(stage: ExportStage, work: FreshReceiver, name: bytes) -> None:
     except BaseException:
         if (
             len(work.everything()) == work.made
-        ):  # else another process has written to it already: the tree stays where it is
+        ):  # else another process has already written to it: the tree stays where it is
             os.rename(name, TREE, src_dir_fd=stage.home.fd, dst_dir_fd=stage.tree.fd)
         raise
 
@@ -355,7 +355,7 @@ def _put(stage: ExportStage, name: bytes) -> None:
     """Rename without replacing.
 
     Raises:
-        FileExistsError: the name was taken in the meantime.
+        FileExistsError: another program took the name during the export.
     """
     try:
         rename_new(

@@ -1,5 +1,5 @@
-"""`export_changes`: one at a time per sandbox, the agent's stream on one side, the host's checks and writes
-in a thread on the other.
+"""`export_changes`: one at a time per sandbox; a thread reads the agent's stream, checks it and writes to the
+host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BlockingReader:
         self, connection: socket.socket, received: bytes, *, silence_s: float = STREAM_SILENCE_S
     ) -> None:
         self._whole = 0
-        if os.name == "posix":  # SO_RCVTIMEO: the kernel keeps the deadline, and one call can fill a piece
+        if os.name == "posix":  # SO_RCVTIMEO: the kernel keeps the deadline, and one call can fill a chunk
             connection.setblocking(True)
             connection.setsockopt(
                 socket.SOL_SOCKET,
@@ -60,7 +60,7 @@ class BlockingReader:
             raise TimeoutError from None
 
     def readline(self, limit: int, /) -> bytes:
-        """Read up to and with the next newline, at most `limit` bytes."""
+        """Read up to and including the next newline, at most `limit` bytes."""
         line = bytearray()
         while not line.endswith(b"\n") and len(line) < limit:
             if not self._held:
@@ -75,9 +75,7 @@ class BlockingReader:
 
 
 class Exports:
-    """The running exports. `records`: directory of the records of what exports wrote, by sandbox and
-    destination.
-    """
+    """The running exports. `records`: directory of the records of exports, by sandbox and destination."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class Exports:
         """Return the request with its destination resolved.
 
         Raises:
-            OperationError: it is refused, before the sandbox is asked.
+            OperationError: the destination is refused, before the sandbox is asked.
         """
         return request.at(apply.check_destination(request.dest, request.fmt, self.guards))
 
@@ -114,10 +112,10 @@ class Exports:
         self, request: ExportRequest, workspace: str, request_id: str, progress: Callable[[str], None]
     ) -> dict[str, Any]:
         """Run one export; return the result of `export_changes`. A dry run counts as an export: it does not
-        run beside one.
+        run beside another.
 
         Args:
-            request: as `check` gave it.
+            request: result of `check`.
             workspace: the directory that the sandbox was made from.
         Raises:
             OperationError: operation_failed, reason export_in_flight, while another export of the sandbox

@@ -1,10 +1,10 @@
-"""Owner, group and attributes of what a `dir` export writes: what replaces a file has those of that file,
-what is new has what its folder says.
+"""Owner, group and attributes of files that a `dir` export writes: a replacement has those of the replaced
+file, a new file those that its directory gives.
 
-As root a new file belongs to the owner and the group of its folder; for everybody else the kernel's own rule
-holds, so that a folder with the setgid bit gives its group. A default ACL of a folder is passed on. Modes are
-the version's own: of an ACL they set the owner's, the mask's and the others' entry, as chmod(1) does. What
-the system refuses is named in the result (`not_kept`), and the file is written all the same.
+As root, the export gives a new file the owner and the group of its directory; for other users the kernel's
+rule holds, by which a directory with the setgid bit gives its group. A new file inherits the default ACL of
+its directory. Modes are those of the version: in an ACL they set the entries of owner, mask and others, like
+chmod(1). The result (`not_kept`) names what the system refuses; the file is written nevertheless.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LISTED_MAX = 100
 FOLDERS_MAX = 4096
 
 _OF_THE_CONTENT = ("security.ima", "security.evm")
-"""Attributes that sign the old content: the system makes those of the new content."""
+"""Attributes that sign the old content: the system makes new ones for the new content."""
 _OF_OVERLAYS = ("user.overlay.", "trusted.overlay.")
-"""Attributes that say where the content of a file is; the new file has content of its own."""
+"""Attributes by which overlayfs finds the content of a file; the new file has its own content."""
 _KNOWS = hasattr(os, "listxattr")
 
 
@@ -42,7 +42,7 @@ class Folder(NamedTuple):
 
 
 class Owners:
-    """Sets owner and attributes of each staged file. `target`: the destination, None if it does not exist;
+    """Setter of owner and attributes of staged files. `target`: the destination, None if it does not exist;
     `home`: its parent.
 
     The caller closes both.
@@ -92,7 +92,7 @@ class Owners:
     def directory(self, place: DirTree, name: bytes, path: bytes, parent: int | None = None) -> int:
         """Set owner and attributes of a new directory, `name` in a staging directory, or in `parent` there.
 
-        Returns: bits to add to its mode: setgid, where its parent has it.
+        Returns: bits to add to its mode: setgid, if its parent has it.
         """
         folder = self._folder(path.rpartition(b"/")[0])
         made, gives = self._of(place), self._gives(folder)
@@ -123,8 +123,8 @@ class Owners:
         self._name(path, self._chown(chown, place, uid, gid))
 
     def link(self, place: DirTree, name: bytes, path: bytes, old: os.stat_result | None) -> None:
-        """Note a further name of a staged file, which has the owner of its first name, if the old entry had
-        another.
+        """Note a further name of a staged file if the old entry had another owner: the file has the owner of
+        its first name.
         """
         if old is None or not stat.S_ISREG(old.st_mode):
             return
@@ -135,7 +135,7 @@ class Owners:
     # dry run
 
     def foresee(self, path: bytes, old: os.stat_result | None) -> None:
-        """Note the owner or attributes that a file or symlink could not keep if it were written."""
+        """Note the owner or attributes that a file or symlink would lose if it were written."""
         if old is None or stat.S_ISDIR(old.st_mode):
             return
         lost = [] if self.root or old.st_uid == self._uid else ["owner"]
@@ -156,7 +156,7 @@ class Owners:
     # folders
 
     def _folder(self, path: bytes) -> Folder:
-        """The directory at `path` as it is in the destination, else as the export makes it."""
+        """Return the directory at `path` as it is in the destination, else as the export will make it."""
         known = self._folders.get(path)
         if known is None:
             if len(self._folders) >= FOLDERS_MAX:
@@ -212,8 +212,8 @@ class Owners:
         return self._chown(lambda uid, gid: os.fchown(fd, uid, gid), place, uid, gid)
 
     def _chown(self, chown: Callable[[int, int], None], place: DirTree, uid: int, gid: int) -> list[str]:
-        """Set owner and group; return the parts that the system refuses. No call where the file has both
-        already.
+        """Set owner and group; return the parts that the system refuses. No system call if the file already
+        has both.
         """
         made = self._of(place)
         uid, gid = (-1 if uid == made.uid else uid), (-1 if gid == made.gid else gid)
@@ -269,8 +269,8 @@ class Owners:
             return []
 
     def _handle(self, path: bytes) -> bytes:
-        """Return the path of a file by the descriptor of its directory: no xattr call takes a descriptor and
-        a name.
+        """Return the path of a file through the descriptor of its directory: no xattr call takes a descriptor
+        and a name.
         """
         assert self._target is not None
         return b"/proc/self/fd/%d/%s" % (self._target.parent(path), path.rpartition(b"/")[2])

@@ -38,7 +38,7 @@ Progress = Callable[[str], None]
 
 
 class Receiver:
-    """Reads one stream, stages the entries that differ from the destination, and counts. A dry run has a
+    """Reader of one stream: stages the entries that differ from the destination, and counts. A dry run has a
     preview and no stage.
     """
 
@@ -77,12 +77,14 @@ class Receiver:
             ],
             0,
         )
-        self._state = bytearray()  # per entry: 1 staged, 2 staged only for what is another name of it, 0 not
+        self._state = (
+            bytearray()
+        )  # per entry: 1 staged, 2 staged only for later hard links to it, 0 not staged
         self._opaque: list[bytes] = []
         self._cleared = 0
         self._folds = folds(stage) if preview is None else preview.folds
         self._left_out = self.guard.left_out_of(folds=self._folds)
-        self._kept: set[bytes] = set()  # directories of the delta that are not made: nothing in them is
+        self._kept: set[bytes] = set()  # directories of the delta that are not made, and nothing below them
         self._folded: dict[bytes, int] = {}
         self._collisions: list[list[str]] = []
         self._listing: tuple[bytes, set[bytes]] | None = None
@@ -93,7 +95,7 @@ class Receiver:
         """Read up to the trailer; afterwards the plan is complete.
 
         Raises:
-            OSError, OperationError: the destination is as it was.
+            OSError, OperationError: the destination is unchanged.
         """
         said = 0
         for n, received in enumerate(self.stream.entries()):
@@ -171,7 +173,7 @@ class Receiver:
             self._file(n, header, received)
 
     def _stays(self, n: int, header: pax.Header, old: os.stat_result | None) -> bool:
-        """Tell whether the destination's version of a path stays; called when it is known to differ."""
+        """Tell whether the destination's version of a path stays; call it only for a version that differs."""
         if not self.guard.on_the_way(header, old):
             self._see(n, header.path)
             return False
@@ -182,8 +184,8 @@ class Receiver:
         return True
 
     def _skips(self, header: pax.Header, content: bytes | None = None) -> bool:
-        """Tell whether an entry that differs is left out because the host would run it by itself; if so, note
-        it.
+        """Tell whether an entry that differs is left out because the host would run it by itself, and note it
+        then.
         """
         if not self.guard.rules.skip_unsafe or not self.hygiene.would_run(header, content):
             return False
@@ -191,7 +193,7 @@ class Receiver:
         return True
 
     def _see(self, n: int, path: bytes) -> None:
-        """Record the destination's entry at `path`: the commit may replace that one and no other."""
+        """Record the destination's entry at `path`: the commit may replace only that entry."""
         if self.stage is not None and self.target is not None:
             self.guard.seen.note(b"%d" % n, self.target, path)
 
@@ -202,8 +204,8 @@ class Receiver:
         return False
 
     def _pass(self, n: int, header: pax.Header) -> None:
-        """Take an entry that is not put in place. A file is staged all the same: a later entry may be another
-        name of it.
+        """Receive an entry that is not put in place. A file is staged nevertheless: a later entry may be a
+        hard link to it.
         """
         if header.type == pax.FILE and not header.kind and self.stage is not None:
             fd = self._new(n, header.path)
@@ -228,8 +230,8 @@ class Receiver:
             self.preview.change(action, path, size, self._system(path))
 
     def _place(self, path: bytes) -> DirTree:
-        """Return the staging directory for `path`, on the same file system: for its new entry, and for the
-        old one that makes room.
+        """Return the staging directory on the file system of `path`: for its new entry, and for the replaced
+        one.
         """
         assert self.stage is not None
         if (point := self._system(path)) and self.target is not None:
@@ -248,8 +250,8 @@ class Receiver:
         return b""
 
     def _watch(self, path: bytes, found: os.stat_result) -> None:
-        """Note an existing directory at which another file system begins; a Btrfs subvolume is not in the
-        list of mounts.
+        """Note an existing directory at which another file system begins: the list of mounts lacks Btrfs
+        subvolumes.
         """
         if path not in self._systems and self._systems[self._system(path)] != found.st_dev:
             self._systems[path] = found.st_dev
@@ -270,10 +272,10 @@ class Receiver:
             self.stage.add(what)
 
     def _leave_out(self, header: pax.Header, name: bytes) -> None:
-        """Leave out an entry under a staging name; at the end the export is refused for it.
+        """Leave out an entry under a staging name; at the end the export is refused because of it.
 
-        A deletion of one is ignored, since no base holds any: after the name is changed or removed in the
-        sandbox the export passes.
+        A whiteout of such a name is ignored, since a base never has one: after a rename or removal in the
+        sandbox the export succeeds.
         """
         if header.kind != pax.WHITEOUT:
             self._reserved[name] = None
@@ -401,8 +403,8 @@ class Receiver:
         self._done(header, writes=True)
 
     def _link(self, n: int, header: pax.Header, first: int | None, old: os.stat_result | None) -> None:
-        """Make `new/<n>` a hard link to a staged file, or to one that is unchanged in the destination; a copy
-        where links fail.
+        """Make `new/<n>` a hard link to a staged file or to an unchanged file of the destination; make a copy
+        if links fail.
         """
         place, source_place, new = self._place(header.path), self._place(header.target), b"new/%d" % n
         try:
@@ -413,7 +415,7 @@ class Receiver:
                 self.target.link(header.target, place, new)
             if (
                 first is not None and self._state[first] == 2
-            ):  # its first name is not put in place: this name is the first that is
+            ):  # its first name is not put in place: this is the first name that is
                 self._state[first] = 1
                 fd = os.open(new, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
                 try:
@@ -480,10 +482,10 @@ class Receiver:
         os.utime(fd, ns=(header.mtime_ns, header.mtime_ns))
 
     def _file(self, n: int, header: pax.Header, received: pax.Header) -> None:
-        """Stage a file, unless the destination's has its content already or stays as it is.
+        """Stage a file, unless the destination's file already has its content or stays as it is.
 
         Args:
-            `received`: the entry as it came, with the bits that `header` lacks.
+            `received`: the entry as received, with the bits that `header` lacks.
         """
         old = self._old(header.path)
         if old is not None:
@@ -519,8 +521,8 @@ class Receiver:
     def _complete(
         self, fd: int | None, header: pax.Header, old: os.stat_result | None, *, stays: bool
     ) -> None:
-        """Give a staged file its owner, mode and time; in a dry run (no file) foresee the owner. `stays`: it
-        is not put in place, and only a later name of it may be.
+        """Set owner, mode and time of a staged file; in a dry run (no file) note a lost owner. `stays`: the
+        file is not put in place, but a later hard link to it may be.
         """
         if fd is None:
             if not stays:
@@ -547,7 +549,7 @@ class Receiver:
             self._names.hold(n, header, old)
 
     def _separate(self) -> None:
-        """Replace unchanged files that have further hard links outside this export by copies of their own."""
+        """Replace unchanged files that have further hard links outside this export by copies."""
         for held in self._names.shared():
             n, header = held.n, held.header
             if stat.S_IMODE(held.status.st_mode) == header.mode:
@@ -597,8 +599,8 @@ class Receiver:
     # the whole
 
     def _withdraw(self) -> None:
-        """Plan to delete what an earlier export wrote and the sandbox has removed since; after the entries of
-        the stream.
+        """Plan to delete paths that an earlier export wrote and the sandbox has removed since; call it after
+        the entries of the stream.
         """
         for path in self.guard.withdrawn(self.stream.index):
             if not self._left_out.hides(path):
@@ -654,8 +656,8 @@ class Receiver:
             self.stage.add_clear(child)
 
     def _collide(self, n: int, path: bytes) -> None:
-        """Note two names of the delta, or one and its other spelling in the destination, that are one file on
-        a case-folding file system.
+        """Note two names that are one file on a case-folding file system: two of the delta, or one of the
+        delta and one of the destination.
         """
         if not self._folds:
             return
@@ -667,8 +669,8 @@ class Receiver:
             self._collisions.append([shown(there), shown(path)])
 
     def _other_spelling(self, path: bytes) -> bytes | None:
-        """Return the destination's path that is the same file on a case-folding file system and is spelt in
-        another way.
+        """Return the destination's path that is the same file on a case-folding file system under another
+        spelling.
         """
         if not self._folds or self.target is None or self._old(path) is None:
             return None
@@ -684,7 +686,9 @@ class Receiver:
 
 
 def folds(stage: ExportStage | None) -> bool:
-    """Tell whether the destination's file system folds names; tried with a file in the staging directory."""
+    """Tell whether the destination's file system folds case in names; tested with a file in the staging
+    directory.
+    """
     if stage is None:
         return False
     probe, others = "Prob\u00e9", ("prob\u00e9", "Probe\u0301")
@@ -696,8 +700,8 @@ def folds(stage: ExportStage | None) -> bool:
 
 
 def folded(path: bytes) -> bytes:
-    """Return the one spelling of all paths that such a file system takes for the same: case and composition
-    do not count.
+    """Return one spelling for all paths that are the same to such a file system: case and composition do not
+    matter.
     """
     try:
         text = path.decode()
@@ -710,8 +714,8 @@ def _may_be_equal(old: os.stat_result, header: pax.Header, *, by_time: bool) -> 
     """Tell whether the contents are worth comparing.
 
     Args:
-        by_time: a file of another second is to get the sandbox's time. Without it only the content counts,
-            since an earlier export may have given the file its time.
+        by_time: a file with another time gets the sandbox's time, so it needs no comparison. Without it only
+            the content counts, since an earlier export may have set the time of the file.
     """
     if not stat.S_ISREG(old.st_mode) or old.st_size != header.length:
         return False

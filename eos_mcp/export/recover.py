@@ -1,4 +1,4 @@
-"""Roll back or report exports that were killed, by the records in the gateway's state directory alone."""
+"""Roll back or report killed exports, found only by the records in the gateway's state directory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
     staging directories.
 
     Args:
-        folder: of the state directory: where the records are.
+        folder: the directory of the records, in the state directory.
     Returns:
-        `rolled_back` or `swept` for each that was found; `left` where its staging directory cannot be
-        removed; `ignored` where a record names something that its export has not left so.
+        For each record `rolled_back` or `swept`; `left` if its staging directory cannot be removed; `ignored`
+        if the directory or journal is not the one that its export left.
     Raises:
         OperationError: operation_failed, `in_flight`: such an export is running; `rollback_failed`.
     """
@@ -53,11 +53,11 @@ def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
 def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
     """Roll back one export. The voucher is closed at the end; its record stays if another try may succeed."""
     home = voucher.said.open_home()
-    if home is None:  # renamed, or on a disk that is not mounted now
+    if home is None:  # the directory was renamed, or its disk is not mounted
         voucher.close()
         return []
     try:
-        if voucher.said.id is None:  # killed before anything was put into it
+        if voucher.said.id is None:  # killed while the staging directory was empty
             with contextlib.suppress(OSError):
                 os.rmdir(voucher.said.name, dir_fd=home.fd)
             voucher.drop()
@@ -103,8 +103,8 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
 
 def _swept(home: DirTree, voucher: Voucher, step: StepHook) -> bool:
     """Remove the staging of an export that needs no rollback; False: it cannot be removed (an immutable file,
-    a mount), which does not prevent another export. The voucher stays then, so that each later export tries,
-    and the result names the directory.
+    a mount). The voucher then stays, so that each later export, which is not prevented, tries again and names
+    the directory in its result.
     """
     try:
         clear_away(home, voucher, step)
@@ -157,13 +157,13 @@ def roll_back(stage: ExportStage, name: bytes, target: DirTree | None) -> None:
 
 
 def check_unfinished(dest: str, folder: str) -> None:
-    """Report earlier exports that were killed, without a change: a staging that only has to be removed is
-    left to the next export.
+    """Report killed exports without a change; a staging directory that needs only removal is left to the next
+    export.
 
     Raises:
         OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it
-            changed the destination, so that what lies there is not what the next one, which takes that back
-            first, would start from.
+            changed the destination. The next export would roll that back first, so its result cannot be
+            predicted now.
     """
     found = find_records(folder, dest)
     unfinished = [voucher.said for voucher in found.dead if is_changing(voucher.said)]
@@ -189,7 +189,7 @@ def roll_back_killed(workspace: str, folder: str) -> None:
     """Roll back killed exports to `workspace` (resolved, absolute), before and after it is copied.
 
     Raises:
-        OperationError: operation_failed: `in_flight`, an export is putting files into it at this moment;
+        OperationError: operation_failed: `in_flight`, an export is changing `workspace` now;
             `rollback_failed`.
     """
     found = find_records(folder, workspace)
@@ -235,15 +235,13 @@ def in_flight(dest: str, other: Said | None = None) -> OperationError:
 
 
 def tag(dest: str) -> str:
-    """Return the part of the name of a staging directory that stands for a destination that does not exist
-    yet.
-    """
+    """Return the part of a staging directory's name that identifies a destination that does not exist yet."""
     return hashlib.sha256(os.fsencode(os.path.basename(dest))).hexdigest()[:8] + "-"
 
 
 def strangers(dest: str, own: ExportStage | None) -> dict[str, Any]:
-    """List directories with the name of a staging directory of this destination that are not this gateway's;
-    they are not touched.
+    """List directories with the name of a staging directory of this destination that belong to other
+    gateways; they are not changed.
     """
     found: list[str] = []
     for directory, start in ((dest, PREFIX), (os.path.dirname(dest), PREFIX + tag(dest).encode())):

@@ -1,5 +1,5 @@
-"""The file in the place of an archive that is to be written: an archive of an earlier export is replaced, a
-user's own file is not.
+"""Check the file that a new archive would replace: an archive of an earlier export is replaced, a user's own
+file is not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from layerstack.export import pax
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _WINDOW_MAX = 1 << 27
 _EMPTY_MAX = 1 << 14
-"""An archive of nothing is two blocks of zeros, which tar programs pad to 10 KiB."""
+"""Limit in bytes of an empty archive: two blocks of zeros, which tar programs pad to 10 KiB."""
 
 
 def check(dest: str, *, overwrite: bool) -> None:
@@ -56,8 +56,8 @@ def check(dest: str, *, overwrite: bool) -> None:
 
 
 def _first_block(path: str) -> tuple[bool, bytes]:
-    """Read if it is compressed with zstd, and the first 512 bytes of the content, fewer where there are fewer
-    or they cannot be read.
+    """Return True for a file compressed with zstd, and the first 512 bytes of its content, fewer if the file
+    is shorter or unreadable.
     """
     with _opened(path) as fd:
         head = os.read(fd, pax.BLOCK)

@@ -17,7 +17,7 @@ class ExportRequest:
     """The arguments of a call, with the defaults of the configuration."""
 
     dest: str
-    """As given; after `pinned` resolved: no symlink is followed from then on."""
+    """Destination as given; resolved if `pinned`: no symlink is followed afterwards."""
     fmt: str = "dir"
     sandbox_id: str = ""
     version: int | None = None
@@ -34,9 +34,9 @@ class ExportRequest:
     by themselves.
     """
     bound: Bounds | None = None
-    """Checks the resolved destination right before it is opened. None: no bounds."""
+    """Bounds that are checked against the resolved destination right before it is opened. None: no bounds."""
     pinned: bool = False
-    """`dest` was resolved when the call began: if it leads elsewhere now, the export is refused."""
+    """True: `dest` was resolved when the call began; if it now leads elsewhere, the export is refused."""
 
     def at(self, place: str) -> ExportRequest:
         """Return the request with its destination resolved."""
@@ -48,7 +48,7 @@ class ExportRequest:
 
 
 def of(args: Mapping[str, Any], settings: Export) -> ExportRequest:
-    """Take the arguments of a call, and where it has none the configuration.
+    """Read the arguments of a call, with the configuration for absent ones.
 
     Raises:
         OperationError: invalid_request.

@@ -4,7 +4,7 @@ the record and is overwritten in place.
     <state>/exports/<n>.reserve     64 KiB each; renamed to `<random>.record` where the disk has no room for a
                                     new file, and back when it is dropped
 
-So an export to another disk needs no space on the full one. A record in such a file has the same lines,
+So an export to another disk needs no space on the full disk. A record in such a file has the same lines,
 followed by zero bytes.
 """
 
@@ -25,7 +25,7 @@ _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O
 
 
 def keep(folder: str) -> None:
-    """Make the missing ones, as far as there is room; an existing one costs a stat(2)."""
+    """Make the missing reserve files, as far as there is room; an existing file costs a stat(2)."""
     for number in range(FILES):
         path = os.path.join(folder, f"{number}{SUFFIX}")
         if os.path.exists(path):
@@ -47,7 +47,7 @@ def keep(folder: str) -> None:
 
 
 def take(folder: str, name: str) -> int | None:
-    """Rename one to `name` in the same directory; return it open and locked. None: all are in use."""
+    """Rename a reserve file to `name` in its directory; return it open and locked. None: all are in use."""
     for number in range(FILES):
         path = os.path.join(folder, f"{number}{SUFFIX}")
         try:
@@ -69,7 +69,9 @@ def take(folder: str, name: str) -> int | None:
 
 
 def give_back(fd: int, path: str) -> bool:
-    """Turn the record at `path` into a reserve again; False: it never was one, or all exist: remove it."""
+    """Rename the record at `path` back to a reserve file; False: the record was not one, or all reserve files
+    exist: the caller removes it.
+    """
     if os.fstat(fd).st_size != SIZE:
         return False
     folder = os.path.dirname(path)
@@ -83,7 +85,7 @@ def give_back(fd: int, path: str) -> bool:
 
 
 def zero(fd: int) -> None:
-    """Overwrite all of it with zeros, durably."""
+    """Overwrite the whole file with zeros, durably."""
     at = 0
     while at < SIZE:
         at += os.pwrite(fd, bytes(SIZE - at), at)

@@ -1,4 +1,4 @@
-"""Rules for changes in a destination: the choices of one call, before those of `manager.export`."""
+"""Rules for changes in a destination: the arguments of one call, else the settings of `manager.export`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ExportRules(NamedTuple):
     workspace: str | None = None
     """The directory of which the sandbox has a copy."""
     times: str = "keep"
-    """`fresh`: replaced files get a time by which builds see the change (`export.times`); `keep`: the time in
-    the sandbox.
+    """`fresh`: replaced files get a time from which builds detect the change (`export.times`); `keep`: the
+    time in the sandbox.
     """
     record: str | None = None
     """The file with the record of what exports of this sandbox wrote to this destination."""

@@ -26,15 +26,15 @@ class Stripped:
         self.count = 0
 
     def clean(self, header: pax.Header) -> pax.Header:
-        """Return the entry as it is written: a file's mode without the bits. `note` reports them once the
-        file is written.
+        """Return the entry for writing: a file's mode without the bits. `note` reports them once the file is
+        written.
         """
         if self.keep or not header.mode & BITS or header.type not in (pax.FILE, pax.HARD_LINK):
             return header
         return header._replace(mode=header.mode & ~BITS)
 
     def note(self, header: pax.Header, mode: int) -> None:
-        """Report the bits of an entry, as it came, whose file is written with `mode`. Hard links count under
+        """Report the bits of an entry as received, whose file is written with `mode`. Hard links count under
         their first name.
         """
         lost = header.mode & ~mode & BITS

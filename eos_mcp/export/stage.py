@@ -15,12 +15,12 @@ Entries for another file system that is mounted in the destination have their `n
 
 From `ready` on the destination changes by rename, link and chmod only, and the contents of `new` and `undo`
 show which of these steps were done: a later export, or `recover`, rolls them back in reverse. Every rollback
-step can be repeated, also after a kill in the middle of it. A path that has another size or time than the
-entry that was put there was written after the kill: it stays as it is.
+step can be repeated, also after a kill in the middle of it. A path whose size or time differs from the entry
+that was put there was written after the kill: it stays as it is.
 
-Any program may have made a directory of such a name there, so a voucher in the gateway's state directory
-identifies the export's own (`export.voucher`), and `mac` is the HMAC, by the voucher's key, of the state with
-the HMACs of plan and clears in it: another journal is never carried out.
+Any program can make a directory of such a name there, so a voucher in the gateway's state directory
+identifies the export's directory (`export.voucher`). `mac` is an HMAC with the voucher's key of the state,
+which includes the HMACs of plan and clears: a foreign journal is never applied.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from eos_mcp.export.voucher import Said, Voucher
 
 FORMAT = 3
 SYNC_EACH_UP_TO = 64
-"""Largest number of files or directories that are synced one by one. With more, one syncfs(2) is cheaper;
-with fewer it would wait for other programs' writes.
+"""Largest number of files or directories that are synced one by one. For more, one syncfs(2) is cheaper; for
+fewer, syncfs would also wait for writes of other programs.
 """
 
 _NO_MODE = 0xFFFF
@@ -61,11 +61,11 @@ StepHook = Callable[[str], None]
 
 
 def no_step(name: str) -> None:
-    """A step without an effect. Tests pass a hook that kills the process here."""
+    """Do nothing. Tests pass a hook that kills the process at a step."""
 
 
 class NotVouched(Exception):
-    """The journal is not the one that this gateway wrote."""
+    """Error for a journal that this gateway did not write."""
 
 
 class Step(NamedTuple):
@@ -79,15 +79,15 @@ class Step(NamedTuple):
     mode: int
     """Permission bits afterwards, of a file or a directory."""
     old_mode: int | None
-    """Permission bits before, of an entry that stays in place and gets others."""
+    """Earlier permission bits, of an entry that stays in place and gets other bits."""
     path: bytes
     size: int = 0
     mtime_ns: int = 0
-    """Modification time; like `size` of a file or symlink that is put in place."""
+    """Modification time of a file or symlink that is put in place, as `size`."""
 
     def put_there(self, found: os.stat_result) -> bool:
-        """Tell by size and time whether the path still has the entry of this step. File systems with steps of
-        a second round the time.
+        """Tell by size and time whether the path still has the entry of this step. File systems with a
+        granularity of a second round the time.
         """
         if self.letter == b"d":
             return stat.S_ISDIR(found.st_mode)
@@ -135,8 +135,8 @@ class ExportStage:
     def create(
         cls, folder: str, home: DirTree, home_path: str, dest: str, tag: str, step: StepHook = no_step
     ) -> ExportStage:
-        """Make one in `home`. Its record in `folder` is written first, so that a kill leaves no unknown
-        directory.
+        """Make a staging directory in `home`. Its record in `folder` is written first, so that a kill leaves
+        no unknown directory.
         """
         step("export.voucher")
         voucher = Voucher.create(folder, kind="dir", dest=dest, home=home_path, home_fd=home.fd, tag=tag)
@@ -166,12 +166,13 @@ class ExportStage:
 
     @classmethod
     def take_over(cls, home: DirTree, voucher: Voucher, step: StepHook = no_step) -> ExportStage | None:
-        """Open the one of a killed export, if it has steps to roll back; None: it only has to be removed.
+        """Open the staging directory of a killed export, if it has steps to roll back; None: it needs only
+        removal.
 
         Raises:
-            NotVouched: it is not the recorded directory, or its journal is not as that export wrote it.
-            OSError: it cannot be read, or a part of it lies on a file system that is not mounted now
-                (ENODEV).
+            NotVouched: it is not the recorded directory, or its journal differs from the one that the export
+                wrote.
+            OSError: it cannot be read, or a part of it is on a file system that is not mounted now (ENODEV).
         """
         if voucher.said.staging(home) is None:
             raise NotVouched
@@ -197,18 +198,18 @@ class ExportStage:
         return stage
 
     def leave(self) -> None:
-        """Close it as it is, for the next export to take over; the caller closes the voucher."""
+        """Close the directory as it is, for the next export to take over; the caller closes the voucher."""
         self._close_files()
         self.annexes.close()
         self.tree.close()
 
     def _close_files(self) -> None:
         for file in (self._plan, self._clears):
-            with contextlib.suppress(OSError):  # a full disk: the unwritten part is not needed any more
+            with contextlib.suppress(OSError):  # a full disk: the unwritten part is no longer needed
                 file.close()
 
     def destroy(self) -> None:
-        """Delete it with its contents, and its record."""
+        """Delete the directory with its contents, and its record."""
         self._close_files()
         self.annexes.close()
         self.tree.close()
@@ -253,7 +254,7 @@ class ExportStage:
         """Find the records of the plan of a dead export.
 
         Raises:
-            NotVouched: plan or clears are not those that the state was written for.
+            NotVouched: plan or clears do not match the state.
         """
         for name, file in (("plan", self._plan), ("clears", self._clears)):
             if not hmac.compare_digest(self._code_of(file), str(state.get(name, ""))):
@@ -277,7 +278,7 @@ class ExportStage:
         self._end += len(data)
 
     def put(self, n: int, what: Step) -> None:
-        """Replace the step of an entry; its path stays."""
+        """Replace the step of an entry; its path is unchanged."""
         assert self[n].path == what.path
         self._plan.seek(self._at[n])
         self._plan.write(self._packed(what))
@@ -377,8 +378,8 @@ class ExportStage:
     # the destination
 
     def commit(self, target: DirTree) -> None:
-        """Three passes: clear opaque directories, delete, put in place; then modes, then one sync. Any
-        exception: call `rollback`.
+        """Change the destination in three passes: clear opaque directories, delete, put in place; then set
+        modes, then sync once. After any exception the caller calls `rollback`.
         """
         touched: set[bytes] = set()
 
@@ -498,10 +499,10 @@ class ExportStage:
             target.chmod(what.path, old_mode)
 
     def _take_back(self, target: DirTree, n: int, what: Step) -> None:
-        """Move the new entry out, then the old one in; the entries in `new` show how far this came.
+        """Move the new entry out, then the old one in; the entries in `new` show which steps were done.
 
-        A file that another program wrote there since the export stays; the entry that the export had moved
-        out of its place is then not put back, since the file that was written is newer than it.
+        A file that another program wrote there since the export stays; the replaced entry is then not
+        restored, since that file is newer.
         """
         new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.annexes.of(what.path)
         if stage is None:
@@ -561,7 +562,7 @@ def state_of(tree: DirTree, said: Said) -> dict[str, Any]:
     removed.
 
     Raises:
-        NotVouched: that export has not written it. OSError: it cannot be read now.
+        NotVouched: the export did not write it. OSError: it cannot be read now.
     """
     fd = tree.open_file(b"state")
     if fd is None:

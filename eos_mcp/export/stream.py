@@ -1,8 +1,8 @@
-"""The manager's end of an export stream: every entry is checked before anybody acts on it, and nothing is
-held but the present piece.
+"""The manager's end of an export stream: every entry is checked before it is returned, and only the present
+chunk is in memory.
 
-The stream's form is that of `layerstack.export.stream`. Sandboxes are not trusted here: what our own agent
-would not send is refused.
+The stream's form is that of `layerstack.export.stream`. Sandboxes are not trusted: input that our agent would
+never send is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CAP_SETTING = "manager.export.max_decompressed_bytes"
 
 
 RUN_MAX = 2 << 20
-"""Bytes of a run; what is sent is a quarter of a MiB."""
+"""Maximum of bytes of a run; our agent sends a quarter of a MiB."""
 
 _RECORD = struct.Struct("<Hc")
 
@@ -47,15 +47,15 @@ class DeadlineReader(Protocol):
     """Blocking bytes with a deadline on each call: TimeoutError when it passes, OSError when the connection
     is lost.
 
-    Never asked for bytes that need not come: an exact read and a short one both do.
+    The caller asks only for bytes that must come, so both exact and short reads are correct.
     """
 
     def read(self, n: int, /) -> bytes:
-        """1 to n bytes; empty at the end of the stream."""
+        """Return 1 to n bytes; empty at the end of the stream."""
         ...
 
     def readline(self, limit: int, /) -> bytes:
-        """Up to and with the next newline."""
+        """Return the bytes up to and including the next newline."""
         ...
 
 
@@ -72,14 +72,14 @@ def refused(message: str, reason: str, **details: Any) -> OperationError:
 
 
 def shown(path: bytes) -> str:
-    """A path for a message: UTF-8 where it is, and no control characters."""
+    """Return a path for a message: decoded from UTF-8 if possible, without control characters."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 class StreamRun(NamedTuple):
-    """Plain files and directories that came together, each file compared with its digest. `data` are the
-    bytes of the files, one after the other.
+    """Plain files and directories that came together, each file verified by its digest. `data`: the bytes of
+    the files, one after the other.
     """
 
     rows: list[RunRow]
@@ -96,7 +96,7 @@ class SortedPaths:
         self._dirty = False
 
     def add(self, path: bytes, letter: bytes) -> None:
-        """Append; the caller has seen to the order."""
+        """Append a path; the caller keeps the order."""
         record = _RECORD.pack(len(path), letter) + path
         self._file.write(record)
         self._at.append(self._end)
@@ -104,7 +104,7 @@ class SortedPaths:
         self._dirty = True
 
     def add_all(self, rows: list[RunRow]) -> None:
-        """`add` of each."""
+        """Call `add` for each row."""
         records = [_RECORD.pack(len(row.path), b"d" if row.directory else b"f") + row.path for row in rows]
         self._file.write(b"".join(records))
         ends = list(itertools.accumulate(map(len, records), initial=self._end))
@@ -113,7 +113,7 @@ class SortedPaths:
         self._dirty = True
 
     def find(self, path: bytes) -> tuple[int, bytes] | None:
-        """The number and the letter of a path."""
+        """Return the number and the letter of a path."""
         lo, hi = 0, len(self._at)
         while lo < hi:
             middle = (lo + hi) // 2
@@ -152,8 +152,8 @@ class ExportStream:
 
     Raises:
         OperationError: operation_failed, with a reason, from any of its methods: the sandbox's own refusal,
-            an entry that is not allowed, a cap, bytes that do not match their digest, a silent or lost
-            connection.
+            an entry that is not allowed, an exceeded limit, bytes that do not match their digest, a silent or
+            lost connection.
     """
 
     def __init__(self, reader: DeadlineReader, limits: ExportLimits) -> None:
@@ -163,11 +163,11 @@ class ExportStream:
         """Callback that takes the entries of the sandbox's base; without one such an entry is refused."""
         self._base_count = 0
         self._digest = hashlib.sha256()
-        self._hasher: ThreadPoolExecutor | None = None  # large pieces are hashed beside the writing of them
+        self._hasher: ThreadPoolExecutor | None = None  # hashes large chunks while they are written
         self._hashing: Future[None] | None = None
-        self._piece = memoryview(b"")  # what is here of the present frame
-        self._frame_left = 0  # what is still to come of it
-        self._length = b""  # what is here of the next frame's length
+        self._piece = memoryview(b"")  # received part of the present frame
+        self._frame_left = 0  # bytes of that frame still to come
+        self._length = b""  # received part of the next frame's length
         self._ended = False
         self._content_left = self._padding = 0
         self._parents: dict[bytes, bytes | None] = {}
@@ -176,12 +176,12 @@ class ExportStream:
             2,
             3,
             4,
-        )  # each file has a digest of its own, the trailer's is of all but their content
-        self._plain = self.header.get("format") == 2  # which is the SHA-256 of its bytes, whatever they are
+        )  # each file has its own digest; the trailer's covers all bytes but their content
+        self._plain = self.header.get("format") == 2  # the digest of a file is then the SHA-256 of its bytes
         self._content: pax.Header | None = None
-        self._held: memoryview | None = None  # of a file that came in a run
+        self._held: memoryview | None = None  # content of a file that came in a run
         self._content_digest = ContentHash(plain=self._plain)
-        self._largest: list[tuple[int, bytes]] = []  # of the files so far those with the most bytes
+        self._largest: list[tuple[int, bytes]] = []  # the largest files so far
         if (
             self.header.get("format") not in (1, 2, 3, 4)
             or type(self.header.get("manifest_version")) is not int
@@ -252,7 +252,7 @@ class ExportStream:
         return found
 
     def _pass_on(self, error: dict[str, Any]) -> None:
-        """The sandbox's own refusal, as a failure of this operation."""
+        """Raise the sandbox's own refusal as a failure of this operation."""
         details = error.get("details")
         kept: dict[str, Any] = dict(details) if isinstance(details, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if error.get("kind") == "unknown_op":
@@ -262,8 +262,8 @@ class ExportStream:
         )
 
     def _fill(self) -> bool:
-        """Have at least one byte of a frame; False at the end of the frames. Reads a frame together with the
-        length of the next one.
+        """Make at least one byte of a frame available; False at the end of the frames. Reads a frame together
+        with the length of the next frame.
         """
         while not self._piece:
             if self._ended:
@@ -308,7 +308,9 @@ class ExportStream:
         )
 
     def _take(self, n: int, *, hashed: bool = True) -> bytes:
-        """Exactly n bytes of the tar; not `hashed` are those of files, which have digests of their own."""
+        """Return exactly n bytes of the tar; `hashed` False is for bytes of files, which have their own
+        digests.
+        """
         if 0 < n <= len(self._piece):
             found = bytes(self._piece[:n])
             self._piece = self._piece[n:]
@@ -329,7 +331,7 @@ class ExportStream:
     # entries
 
     def entries(self) -> Iterator[pax.Header]:
-        """Every entry, checked, in byte order of paths; content that was not read is passed over."""
+        """Yield every entry, checked, in byte order of paths; unread content is skipped."""
         for found in self.items():
             if not isinstance(found, StreamRun):
                 yield found
@@ -373,7 +375,7 @@ class ExportStream:
             raise refused(f"the archive in the stream is not one of ours: {error}", "bad_stream") from None
 
     def _run(self, header: pax.Header, last: bytes) -> StreamRun:
-        """All of a run, checked as `_check` does an entry, and each file by its digest."""
+        """Return a run; its rows are checked like entries in `_check`, its files by their digests."""
         if self.header.get("format") != 4 or header.size > RUN_MAX:
             raise refused(
                 f"a run of {header.size} bytes, which this form of the stream does not have", "bad_stream"
@@ -432,7 +434,7 @@ class ExportStream:
         return StreamRun(rows, data)
 
     def _base_entry(self, header: pax.Header) -> None:
-        """Take the base's entry at a path; these come before the first entry of the delta, on request."""
+        """Receive an entry of the base; these come on request, before the first entry of the delta."""
         self._base_count += 1
         if self._base_count > (cap := self._limits.max_apply_entries):
             raise refused(
@@ -506,23 +508,23 @@ class ExportStream:
         self._parents[path] = letter
 
     def content(self) -> Iterator[memoryview]:
-        """The bytes of the present file as they stand in the tar, in pieces: of one with holes the map too.
-        Valid until the next one is asked for.
+        """Yield the bytes of the present file as they are in the tar, in chunks, with the map of a file with
+        holes. Each chunk is valid until the next.
         """
         for _, part in self._parts():
             yield part
 
     def pieces(self) -> Iterator[tuple[int, memoryview]]:
-        """The data of the present file, each piece with its offset in the file; what lies between and behind
-        is zero. Valid until the next one is asked for.
+        """Yield the data of the present file, each chunk with its offset in the file; all other bytes are
+        zero. Each chunk is valid until the next.
         """
         for offset, part in self._parts():
             if offset is not None:
                 yield offset, part
 
     def _parts(self) -> Iterator[tuple[int | None, memoryview]]:
-        """All bytes of the present file; the offset of those of a map is None. What is passed over is checked
-        as well.
+        """Yield all bytes of the present file; the offset of bytes of a map is None. Skipped bytes are
+        checked as well.
         """
         if self._held is not None:
             part, self._held = self._held, None
@@ -556,7 +558,7 @@ class ExportStream:
         self._skip(header.sparse - at)
 
     def _some(self, most: int) -> memoryview:
-        """1 to `most` bytes of the present file."""
+        """Return 1 to `most` bytes of the present file."""
         if not self._fill():
             raise refused("the archive in the stream is cut short", "bad_stream")
         part = self._piece[:most]
@@ -565,12 +567,12 @@ class ExportStream:
         return part
 
     def _skip(self, size: int) -> None:
-        """Zero bytes of the present file that do not come."""
+        """Account for zero bytes of the present file that are not sent."""
         self._hash(memoryview(b""))
         self._content_digest.skip(size)
 
     def _map(self) -> bytes:
-        """The blocks of the map that the present file begins with."""
+        """Return the blocks of the map at the beginning of the present file."""
         raw, lines, wanted = bytearray(), 0, 1
         while lines < wanted:
             if not self._content_left or len(raw) > MAX_MAP_BYTES:
@@ -605,7 +607,7 @@ class ExportStream:
             self._padding = 0
 
     def finish(self) -> dict[str, Any]:
-        """Read to the trailer and compare: only now is the stream known to be whole."""
+        """Read to the trailer and compare: only after this the stream is known to be complete."""
         if self._fill():
             raise refused("bytes after the end of the archive", "bad_stream")
         trailer = self._line("trailer")
@@ -635,8 +637,8 @@ def _number(text: bytes | bytearray, header: pax.Header | None) -> int:
 
 
 def _ranges(raw: bytes, header: pax.Header, left: int) -> list[tuple[int, int]]:
-    """(offset, size) of the data of a file with holes: in order, within the file, and as many bytes as are
-    still to come.
+    """Return (offset, size) of the data of a file with holes, checked: in order, within the file, and with as
+    many bytes as are still to come.
     """
     lines = raw.split(b"\n")
     numbers = [_number(line, header) for line in lines[1 : 1 + 2 * _number(lines[0], header)]]

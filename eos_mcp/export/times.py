@@ -1,9 +1,9 @@
-"""Times of the files that a `dir` export writes over the user's: no build in the destination takes an output
-for up to date that was made from an input that was replaced.
+"""Times of the files that a `dir` export writes over the user's: a build in the destination must not take an
+output for up to date when one of its inputs was replaced.
 
-Inputs that are written get the time of the export, in the order that they had. Outputs keep theirs, unless
-the destination has an input that the sandbox does not have so: then they are older than that. All files keep
-their times in a new or empty directory, and with `times: keep`.
+Written inputs get the time of the export, in the order of their own times. Outputs keep their times, unless
+the destination has an input that differs from the sandbox's: then they get a time before that of this input.
+All files keep their times in a new or empty directory, and with `times: keep`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INPUT, _OUTPUT = b"i", b"o"
 
 
 class Times:
-    """Notes each file of the stream while it is read, and decides when all are staged."""
+    """Collector of the files of a stream while it is read; decides the times when all are staged."""
 
     def __init__(self, target: DirTree | None, *, keep: bool) -> None:
         """`target`: the destination before the export, None while it does not exist."""
@@ -52,8 +52,8 @@ class Times:
             self._time.append(max(-(1 << 63), min(header.mtime_ns, (1 << 63) - 1)))
 
     def stays(self, header: pax.Header, old: os.stat_result | None, *, differs: bool) -> None:
-        """Note that a file of the destination stays in the place of an entry. `differs`: in content; else
-        only in time.
+        """Note that a file of the destination stays at the path of an entry. `differs`: in content; else only
+        in time.
         """
         if self.keeps or header.output or old is None or not stat.S_ISREG(old.st_mode):
             return
@@ -68,9 +68,10 @@ class Times:
 
         Args:
             index: the paths of the stream.
-            base: the copy of the workspace that the sandbox was made from, if this machine has it; else each
-                input of the destination that the stream does not name counts as another than the sandbox's.
-        Cost: where outputs are written, a look at every file of the destination.
+            base: the copy of the workspace that the sandbox was made from, if this machine has it; without it
+                each input of the destination that the stream does not name counts as different from the
+                sandbox's.
+        Cost: if outputs are written, one lstat of every file of the destination.
         """
         found: dict[int, int] = {}
         if self._target is None or not self._at:
@@ -93,8 +94,8 @@ class Times:
 
 
 def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, int]]:
-    """Give staged files these times; yields each path with the time that it has then: further names of one
-    file have one.
+    """Set the times of staged files; yield each path with its resulting time: all names of one file share one
+    time.
     """
     files = [(n, what) for n in sorted(times) if (what := stage[n]).staged and what.letter in (b"f", b"h")]
     for n, what in files:
@@ -109,8 +110,8 @@ def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, in
 
 
 def _others(target: DirTree, index: SortedPaths, base: DirTree | None) -> Iterator[int]:
-    """The times of inputs of the destination that the stream does not name and the sandbox does not have so,
-    or has with a later time.
+    """Yield the times of inputs of the destination that the stream does not name and that differ in the
+    sandbox, or have a later time there.
     """
     rules, by_hand = IgnoreRules(lambda path: _text(target, path)), patterns(INPUTS)
     waiting = [b""]

@@ -1,5 +1,5 @@
-"""The record of each running export in the gateway's state directory. Only a staging with a record is ever
-taken over.
+"""The record of each running export in the gateway's state directory. Only a staging directory with a record
+is taken over.
 
     <state>/exports/<random>.record     locked with flock(2) while its export lives; lines of JSON:
         {"format", "kind": dir | archive, "dest", "home", "home_id", "name", "key", "boot"}
@@ -7,9 +7,9 @@ taken over.
         {"annex", "home_id", "volatile"}, then
         {"annex", "id"}                 the same of a staging on another file system (`export.annex`)
 
-A destination's content comes from sandboxes, clones and other people, so nothing that lies there is believed:
-what a crash left is looked for from here, by name, inode and device, and its journal has to carry a code made
-with the record's key.
+A destination's content comes from sandboxes, clones and other people, so it is not trusted: the remains of a
+crash are found from these records, by name, inode and device, and a journal must have a code made with the
+record's key.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def identity(status: os.stat_result) -> Identity:
 
 
 class Annexed(NamedTuple):
-    """The staging on a file system that is mounted in the destination, as a record has it."""
+    """The entry of a record for staging on a file system that is mounted in the destination."""
 
     path: bytes
     """The mount point in the destination; the staging is in its root."""
@@ -66,12 +66,12 @@ class Said(NamedTuple):
     key: bytes
     boot: str
     id: Identity | None
-    """None: the staging was not made yet, or is empty."""
+    """Device and inode; None: the staging was not made yet, or is empty."""
     annexes: tuple[Annexed, ...] = ()
 
     def is_(self, one: Identity | None, status: os.stat_result) -> bool:
-        """Tell whether `status` is of the recorded file. Device numbers may change with a boot, inode numbers
-        do not.
+        """Tell whether `status` is that of the recorded file. Device numbers may change with a boot, inode
+        numbers do not.
         """
         return (
             one is not None
@@ -80,8 +80,8 @@ class Said(NamedTuple):
         )
 
     def staging(self, home: DirTree) -> os.stat_result | None:
-        """Return the stat of the staging in `home`, if its name has the recorded inode and it is this
-        user's.
+        """Return the stat of the staging in `home`, if the entry of its name has the recorded inode and
+        belongs to this user.
         """
         found = home.lstat(self.name)
         return (
@@ -89,7 +89,7 @@ class Said(NamedTuple):
         )
 
     def open_home(self) -> DirTree | None:
-        """Open the parent of the staging; None: it is gone, or another directory has its path."""
+        """Open the parent of the staging; None: it is gone, or another directory is at its path."""
         try:
             tree = DirTree(self.home)
         except OSError:
@@ -101,7 +101,7 @@ class Said(NamedTuple):
 
 
 class Voucher:
-    """One record, its lock held."""
+    """One record, locked by this process."""
 
     def __init__(self, path: str, fd: int, said: Said) -> None:
         self.path, self.said = path, said
@@ -111,8 +111,8 @@ class Voucher:
     def create(
         cls, folder: str, *, kind: str, dest: str, home: str, home_fd: int, tag: str = "", ending: str = ""
     ) -> Voucher:
-        """Write the durable record of a staging that is made next, under a random name that others cannot
-        predict.
+        """Write, durably, the record of a staging that is about to be made, under a random name that others
+        cannot predict.
         """
         if not os.path.isdir(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -146,13 +146,13 @@ class Voucher:
                 return cls(path, fd, said)
 
     def bind(self, fd: int) -> None:
-        """Record the inode of the staging, durably; from now on it may be used."""
+        """Record the inode of the staging, durably; afterwards it may be used."""
         self.said = self.said._replace(id=identity(os.fstat(fd)))
         _append(self._fd, {"id": self.said.id})
 
     def annex(self, path: bytes, home_fd: int, *, volatile: bool) -> None:
-        """Record, durably, that a staging is made next in a directory of the destination on another file
-        system.
+        """Record, durably, that a staging is about to be made in a directory of the destination on another
+        file system.
         """
         one = Annexed(path, identity(os.fstat(home_fd)), None, volatile)
         _append(self._fd, {"annex": os.fsdecode(path), "home_id": one.home_id, "volatile": volatile})
@@ -167,13 +167,13 @@ class Voucher:
         )
 
     def close(self) -> None:
-        """Release the lock and keep the record for the next export. May be called again."""
+        """Release the lock and keep the record for the next export. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def drop(self) -> None:
-        """Remove the record of an export that has left nothing."""
+        """Remove the record of an export that left nothing behind."""
         try:
             if self._fd < 0 or not reserve.give_back(self._fd, self.path):
                 with contextlib.suppress(FileNotFoundError):
@@ -186,7 +186,7 @@ class VoucherRecords(NamedTuple):
     """The records that concern one destination."""
 
     dead: list[Voucher]
-    """Records of exports that ended without cleaning up; locked, the caller closes them."""
+    """Records of exports that ended without cleaning up. They are locked; the caller closes them."""
     alive: list[Said]
     """Records of running exports."""
 
@@ -194,8 +194,8 @@ class VoucherRecords(NamedTuple):
 def find_records(
     folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False
 ) -> VoucherRecords:
-    """Read the records of exports to `dest` (resolved, absolute), to a directory in it or to one that it lies
-    in.
+    """Read the records of exports to `dest` (resolved, absolute), to a directory inside it, or to one that
+    contains it.
 
     Args:
         but: the caller's own record, left out.
@@ -208,7 +208,7 @@ def find_records(
             continue
         try:
             fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-        except OSError:  # removed in the meantime
+        except OSError:  # removed by another process
             continue
         keep = False
         try:
@@ -229,7 +229,7 @@ def find_records(
 
 
 class _Here:
-    """A destination, to compare with records."""
+    """A destination in a form that is compared with records."""
 
     def __init__(self, dest: str, archive: bool) -> None:
         self.dest, self.archive = dest, archive
@@ -343,14 +343,16 @@ def _pair(value: Any) -> Identity:
 
 
 def _forget_torn(fd: int, path: str) -> None:
-    """Remove a record without a complete first line, of an export that was killed before it did anything."""
+    """Remove a record without a complete first line: its export was killed before it changed anything."""
     if b"\n" not in os.pread(fd, MAX_BYTES, 0) and lock(fd) and os.fstat(fd).st_nlink:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def _written(path: str, line: dict[str, Any]) -> int | None:
-    """Make a new record, locked; None: another process took it for one of a dead export and removed it."""
+    """Make a new record and lock it; None: another process removed it before the lock, as a record of a dead
+    export.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o600)
