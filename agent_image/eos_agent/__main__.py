@@ -1,5 +1,5 @@
-"""`sandbox-daemon serve --settings FILE`: one agent for one sandbox, from the fork of its zygote to the end
-of its drain.
+"""The agent's program, `sandbox-daemon serve --settings FILE`: one agent for one sandbox, from the fork of
+its zygote to the end of its drain.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
     news = neighbours.News() if found.local else None
     zygote_pid, zygote_socket = zygote_handle.fork_zygote(host, groups)
     fd_limits.take_all()
-    oom.take(oom.Scores.here().agent)  # refused without the right to lower it: all others are above it anyway
+    oom.take(oom.Scores.here().agent)  # refused without the right to lower it; all others are higher anyway
     store = open_store(found, ordinary)
     try:
         record = cgroup_record(found)
@@ -155,15 +155,15 @@ def open_groups(found: settings.Settings) -> cgroups.Groups:
 
 
 def reap(found: settings.Settings) -> int:
-    """Remove the cgroups that a killed agent left, when its sandbox is removed. Exit code 0 also when there
-    are none.
+    """Remove the cgroups that a killed agent left; called when its sandbox is removed. Exit code 0, also
+    without such cgroups.
     """
     cgroups.reap(cgroup_record(found), found.sandbox_id, found.layer_stack_root)
     return 0
 
 
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
-    """Open the store, or create it at the first start. Leftovers of a dead agent are only listed: `_run`
+    """Open the store, or create it at the first start. Sessions of a dead agent are only listed: `_run`
     recovers them later.
     """
     from eos_agent.sessions.recovery import SWEPT
@@ -193,7 +193,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
         f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent "
         f"outlives it"
     )
-    if not any(not session.quarantined for session in store.dead.all()):  # else after their recovery
+    if not any(not session.quarantined for session in store.dead.all()):  # else it follows their recovery
         log.line(SWEPT.format(0))
     for session in store.dead.all():
         log.log(
@@ -208,8 +208,8 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
 
 
 def _opened(root: str) -> Store:
-    """Wait a moment for a recovery process of the previous agent, which locks the store until it ends
-    (`recovery_child`).
+    """Open the store; wait a moment if a recovery process of the previous agent (`recovery_child`), which
+    locks the store until it ends, still runs.
     """
     from layerstack.errors import StoreBusy
     from layerstack.store import Store
@@ -225,8 +225,8 @@ def _opened(root: str) -> Store:
 
 
 def _sweep_scratch(found: settings.Settings) -> int:
-    """Move transcripts of an earlier agent away for deletion, and write the empty inventory that tools look
-    for.
+    """Move transcripts of an earlier agent to a directory that is deleted later, and write the empty
+    inventory that tools look for.
     """
     from layerstack.kernel import fsync
 
@@ -239,7 +239,7 @@ def _sweep_scratch(found: settings.Settings) -> int:
             os.mkdir(gone, 0o700)
         for name in names:
             os.rename(os.path.join(found.transcripts, name), os.path.join(gone, name))
-    except OSError:  # no space for a directory: delete them now, which frees some
+    except OSError:  # no space for a directory: delete them now, which frees space
         for name in names:
             fsync.remove_tree(os.path.join(found.transcripts, name))
     inventory = json.dumps({"schema_version": 1, "sessions": []}).encode() + b"\n"
@@ -329,7 +329,7 @@ async def _run(
     fsync.write_file(found.pid_path, f"{os.getpid()}\n".encode())
     fsync.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
     gc.collect()
-    gc.freeze()  # later collections skip what is loaded now
+    gc.freeze()  # later collections skip the objects that exist now
     handlers.sampler.watch()
     sessions.recovering.start()
     log.log(
@@ -370,7 +370,7 @@ async def _run(
 
 
 def _started() -> int:
-    """Start time of this process in clock ticks since boot; with it a pid is unique."""
+    """Start time of this process in clock ticks since boot; pid and start time together are unique."""
     with open("/proc/self/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 

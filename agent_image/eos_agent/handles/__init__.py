@@ -1,4 +1,4 @@
 """RUNS IN THE AGENT: its handles of the zygote, of each init and of each helper.
 
-Imports `zygote` and what is below it.
+Imports `zygote` and lower levels.
 """

@@ -46,11 +46,12 @@ async def server_of_the_sandbox(port: int, *, timeout_s: float) -> socket.socket
 async def first_that_answers(
     candidates: Sequence[tuple[str, socket.socket]], port: int, *, timeout_s: float, where: str
 ) -> socket.socket:
-    """Connect one of the sockets, each to its address, in this order; the others are closed.
+    """Connect each socket to its address, in this order, until a server accepts; return that socket and close
+    the others.
 
     Raises:
-        OperationError: operation_failed; connect_failed when no address accepts, connect_timed_out after
-            timeout_s for all together.
+        OperationError: operation_failed; reason connect_failed if no address accepts, connect_timed_out if
+            all together take longer than timeout_s.
     """
     loop = asyncio.get_running_loop()
     code = 0

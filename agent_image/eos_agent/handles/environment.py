@@ -1,4 +1,5 @@
-"""The environment of a command: the image's own plus the container's plus the caller's; never the agent's."""
+"""The environment of a command: variables of the image, of the container and of the caller, never those of
+the agent."""
 
 from __future__ import annotations
 
@@ -27,17 +28,18 @@ GIT_CONFIG = (
     ("gc.autoDetach", "false"),
     ("maintenance.autoDetach", "false"),
 )
-"""Settings of git(1) for every command. safe.directory: the files of a base have another owner, which git
-refuses. core.checkStat: they have the mtimes and sizes of git's index but other inodes; without `minimal` git
-reads each file at every status, since it may not refresh the index (GIT_OPTIONAL_LOCKS). autoDetach: a gc in
-the background would be killed with the session of its command.
+"""Settings of git(1) for every command. safe.directory: git refuses a repository whose files have another
+owner, as those of a base do. core.checkStat: files of a base have the mtimes and sizes of git's index but
+other inodes; without `minimal` git would read each file at every status, since it may not refresh the index
+(GIT_OPTIONAL_LOCKS). autoDetach: a gc in the background would be killed with the session of its command.
 """
 EDITORS = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
 NO_EDITOR = (
     "sh -c 'echo \"no editor runs here: give the text as an argument or a file (git commit -m or -F, "
     "git rebase without -i), or set EDITOR in env\" >&2; exit 1' editor"
 )
-"""sh(1) of the image runs it, as git and other programs run an editor: the file's name comes after it."""
+"""The image's sh(1) runs this text, as git and other programs run an editor: with the file's name
+appended."""
 
 _COUNT, _KEY, _VALUE = "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_"
 _COUNT_DIGITS = 4
@@ -46,9 +48,9 @@ _COUNT_DIGITS = 4
 def base_environment(settings: Settings) -> dict[str, str]:
     """Return the environment that every command of the sandbox starts with.
 
-    Docker: the image's variables and `container_env`. Local, or with `runtime.command.environment:
-    allow_list`: of the image's (the caller's) variables only the allow-list. PATH and HOME (root's) have
-    defaults.
+    Docker: the variables of the image and `container_env`. Local provider, or `runtime.command.environment:
+    allow_list`: only those variables of the image (local: of the caller) that the allow-list names. PATH and
+    HOME (root's) have defaults.
     """
     image = dict(item.split("=", 1) for item in settings.image_env if "=" in item)
     if settings.local or settings.get("runtime.command.environment", "image") == "allow_list":
@@ -72,8 +74,8 @@ def base_environment(settings: Settings) -> dict[str, str]:
 
 
 def without_editor(environment: dict[str, str]) -> dict[str, str]:
-    """Set the editor's variables to a command that fails and says why, unless one of them is set: a program
-    that opens an editor on a terminal waits for keys that a caller cannot know.
+    """Set the editor's variables, unless one of them is set, to a command that fails with an explanation: a
+    program that opens an editor on a terminal would wait for keys that the caller does not know to send.
     """
     if environment.keys() & set(EDITORS):
         return environment
@@ -128,7 +130,7 @@ def parse_env(items: Sequence[object]) -> dict[str, str]:
 
 
 def command_environment(base: dict[str, str], extra: dict[str, str], *, tty: bool) -> dict[str, str]:
-    """Merge `base` and the caller's variables; with a terminal TERM has a default."""
+    """Merge `base` and the caller's variables. For a terminal TERM has a default."""
     found = {**base, **extra}
     if _COUNT in extra:
         found = with_git_config(found)

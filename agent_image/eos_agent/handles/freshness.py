@@ -1,5 +1,5 @@
-"""Refresh the views of local sessions before a command: drop what the overlays of machine_view.py have
-cached, at a bounded cost.
+"""Refresh the views of local sessions before a command, at a bounded cost: drop the cached lookups of the
+overlays of machine_view.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 from eos_agent.kernel import machine_view
 
 PAUSE_S = 1.0
-"""Seconds after a refresh within which no other one is made."""
+"""Seconds after a refresh in which no other refresh is made."""
 SHARE = 20
-"""The pause is also this many times the duration of the last refresh: after a walk of the whole machine it is
-long.
+"""The pause is at least this many times the duration of the last refresh, since a refresh that visits the
+whole machine takes long.
 """
 INLINE_S = 0.0005
 
@@ -28,7 +28,7 @@ class Freshness:
         self._refreshing: asyncio.Task[None] | None = None
 
     async def before_command(self) -> None:
-        """Refresh if it is due. Concurrent callers wait for the refresh in progress."""
+        """Refresh if a refresh is due. Concurrent callers wait for the one in progress."""
         if self._refreshing is not None:
             await asyncio.shield(self._refreshing)
         elif time.monotonic() >= self._due:

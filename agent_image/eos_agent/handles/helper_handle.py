@@ -1,5 +1,5 @@
-"""The agent's handle of a session's helper (init/helper.py): forked for a file operation, closed after an
-idle time.
+"""The agent's handle of a session's helper (init/helper.py), which is forked for a file operation and closed
+after an idle time.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class FileHelper:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, number: int, reply: asyncio.Future[frames.Frame]) -> None:
-        """Note that a request was sent."""
+        """Record that a request was sent."""
         self.pending[number] = reply
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def remove(self, number: int) -> None:
-        """Note that a request is over."""
+        """Record that a request has ended."""
         self.pending.pop(number, None)
         if not self.pending and not self.over and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.close)
@@ -74,7 +74,7 @@ class FileHelper:
         if not self.ready.done():
             self.ready.set_exception(no_helper("it ended before it was ready"))
         if not self.ready.cancelled():
-            self.ready.exception()  # marks it as retrieved: its waiter may be cancelled
+            self.ready.exception()  # marks the exception as retrieved: its waiter may be cancelled
         for reply in self.pending.values():
             if not reply.done():
                 error = OperationError(

@@ -1,4 +1,5 @@
-"""Translate a refusal of the native init, a word and an errno, into the error that loop.py raises."""
+"""Translate a refusal of the native init, a word and an errno, into the error that loop.py raises in the same
+case."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def refusal(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Exception:
 
 
 def _invalid(request: Mapping[str, Any], argv: list[str]) -> OperationError:
-    """Return the error that names the string that cannot be passed to a system call."""
+    """Return the error for a request with a string that cannot be passed to a system call; it names the
+    string."""
     cwd = str(request["cwd"])
     if not _fits(cwd):
         return cwd_not_found(cwd, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))

@@ -1,4 +1,4 @@
-"""The agent's handle of a session's init: send requests, receive events, kill it, await its end."""
+"""The agent's handle of a session's init: send requests, receive events, kill init, await its end."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationE
 from eos_agent.zygote.specs import SessionSpec
 
 FORCE_AFTER_S = 0.4
-"""Seconds after which the agent itself kills a tree that init has not killed yet, SIGTERM and its grace
-included.
+"""Seconds, counted from the SIGTERM, after which the agent itself kills a process tree that init has not
+killed by then.
 """
 
 
 ANSWER_S = 60.0
-"""Default seconds after which an init that does not answer and is not frozen is killed: its callers would
-wait for ever.
+"""Default seconds after which an init that does not answer and is not frozen is killed: otherwise its callers
+would wait for ever.
 """
 
 
 OnEvent = Callable[[dict[str, Any]], None]
-"""Handles an event that init reports about one command; InitHandle.spawn lists them."""
+"""Handles an event that init reports about one command; InitHandle.spawn lists the events."""
 
 
 class Spawned(NamedTuple):
-    """A running command. pid: in the session's pid namespace. fds ("tty" | "stdin", "stdout", "stderr") are
-    the caller's.
+    """A running command. pid: its pid in the session's namespace. fds ("tty" | "stdin", "stdout", "stderr"):
+    the caller owns and closes them.
     """
 
     pid: int
@@ -51,9 +51,9 @@ class InitHandle:
     """The agent's handle of one session's init.
 
     native: init is the program of init.c, and a helper does the file operations. namespaces: its pid and mnt
-    namespace, as /proc/PID/ns shows them. address: of an isolated session in its network; None for a shared
-    session and where there is only a loopback. stuck: init did not answer for `answer_s` and was killed for
-    it. alone: no other process lived in the session when the last command ended.
+    namespace, as /proc/PID/ns shows them. address: address of an isolated session in its network; None for a
+    shared session and for one with a loopback only. stuck: init was killed because it did not answer for
+    `answer_s`. alone: no other process lived in the session when the last command ended.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class InitHandle:
         self.stuck = False
         self.alone = True
         self._before_command = before_command
-        self._listeners: dict[str, OnEvent] = {}  # by the key of a command that lives
+        self._listeners: dict[str, OnEvent] = {}  # by the key of each live command
         self.native = False
         self._ask = ask
         self._helper: FileHelper | None = None
@@ -95,8 +95,8 @@ class InitHandle:
         self._inotify_most = inotify_most
         self._abandoned = False
         self._killable: dict[str, tuple[int, int]] = {}  # tag and pid of each live command
-        self._environment: dict[str, str] | None = None  # that init is known to remember
-        self._environments = 0  # sent to init so far
+        self._environment: dict[str, str] | None = None  # the environment that init certainly remembers
+        self._environments = 0  # number of environments sent to init so far
         self._cloned: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[int, asyncio.Future[frames.Frame]] = {}
@@ -118,9 +118,9 @@ class InitHandle:
     ) -> Spawned:
         """Start a command as the leader of its own session and process group.
 
-        cwd is absolute or relative to the workspace. With tty a pseudo-terminal is its standard input, output
-        and error; without, pipes: one for both outputs unless `split`, and /dev/null as input unless `stdin`.
-        The descriptors returned are non-blocking.
+        cwd is absolute or relative to the workspace. With `tty` a pseudo-terminal is the command's standard
+        input, output and error. Without it the outputs are pipes, a single one unless `split`, and the input
+        is /dev/null unless `stdin`. The returned descriptors are non-blocking.
 
         `on_event` is called from the loop, possibly before this returns, with
         {"event": "leader_exit", "key", "status": a wait status},
@@ -144,7 +144,7 @@ class InitHandle:
             "stdin": stdin,
             "uid": uid,
         }
-        if env != self._environment:  # else init uses the last one again
+        if env != self._environment:  # else init uses its last environment again
             message["env"], self._environment = env, None
             self._environments += 1
         turn = self._environments
@@ -168,30 +168,31 @@ class InitHandle:
             raise
         if turn == self._environments:
             self._environment = env
-        if key in self._killable:  # else its end was reported before this reply
+        if key in self._killable:  # else the end of the command was reported before this reply
             self._killable[key] = (int(frame.message["mark"]), int(frame.message["pid"]))
         return Spawned(int(frame.message["pid"]), dict(zip(frame.message["fds"], frame.fds, strict=True)))
 
     async def which_shell(self) -> list[str] | None:
-        """Return the argv before the command text: bash without start-up files, else sh, else None."""
+        """Return the argv that precedes the command text: bash without start-up files, else sh, else None."""
         found = (await self._call({"op": "which_shell"})).message["argv"]
         return None if found is None else [str(a) for a in found]
 
     async def ping(self, helper: FileHelper | None = None) -> None:
-        """Ping. As for any call, an init that does not answer is killed; that is not reported here."""
+        """Ping init or `helper`. As in any call, an init that does not answer is killed; this method does not
+        report that."""
         with contextlib.suppress(OperationError):
             await self._call({"op": "ping"}, helper=helper)
 
     async def signal(self, key: str, signum: int) -> bool:
-        """Send a signal to the process group of a command; False when it is gone."""
+        """Send a signal to the process group of a command; False if the group has ended."""
         return bool((await self._call({"op": "signal", "key": key, "signum": signum})).message["sent"])
 
     async def kill_tree(self, key: str) -> None:
-        """Send SIGTERM, after 100 ms SIGKILL, to all that descends from a command, also outside its group.
-        Returns when all are dead.
+        """Send SIGTERM, and after 100 ms SIGKILL, to all descendants of a command, also outside of its group.
+        Returns when all have ended.
 
-        Init does it. When that takes too long, because the tree forks as fast as it is killed or takes init's
-        processor, the whole session is frozen and the tree killed from here.
+        Init sends the signals. If that takes too long, because the tree forks as fast as it is killed or uses
+        up init's processor time, this method freezes the whole session and kills the tree itself.
         """
         kill = asyncio.ensure_future(self._call({"op": "kill_tree", "key": key}, patient=True))
         try:
@@ -201,7 +202,7 @@ class InitHandle:
                     break
                 with contextlib.suppress(
                     OSError, OperationError
-                ):  # it has ended, or cannot be frozen: init goes on killing
+                ):  # the session has ended, or cannot be frozen: init continues to kill
                     await self.group.kill_command(mark, pid)
             await kill
         finally:
@@ -211,8 +212,8 @@ class InitHandle:
         """End the session: SIGTERM to all its processes, up to `grace_s` seconds for them to end, then
         `terminate`.
 
-        When no process is left, SIGTERM is skipped. thaw: the session is frozen; it is thawed only for the
-        SIGTERM.
+        SIGTERM is skipped if no process is left. thaw: the session is frozen, and is thawed only if SIGTERM
+        is sent.
         """
         try:
             if grace_s > 0 and (self._killable or not self.alone) and not self.gone.done():
@@ -236,8 +237,9 @@ class InitHandle:
         """Run eos_agent.files.mounted.perform_in_mount inside the mount. Its errors come back as
         OperationError.
 
-        in_worker: run it in a child of init, which goes on serving other requests; killed after `limit_s`.
-        With a native init a helper runs it instead of init; it is forked now when none lives.
+        in_worker: run the operation in a child of init, so that init can serve other requests; the child is
+        killed after `limit_s`. With a native init a helper runs the operation; if no helper lives, this call
+        forks one.
         """
         message: dict[str, Any] = {"op": "file", "name": name, "args": args}
         if in_worker:
@@ -247,7 +249,7 @@ class InitHandle:
         return frame.message["result"], frame.data
 
     async def _file_helper(self) -> FileHelper:
-        """Return the live helper, or have a new one forked.
+        """Return the live helper, or let the zygote fork a new one.
 
         Raises:
             OperationError: session_lost; operation_failed, reason no_file_helper.
@@ -285,11 +287,11 @@ class InitHandle:
         return list((await self._call({"op": "processes"})).message["processes"])
 
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
-        """Connect to a server in the session's network, on its loopback or at its address. Returns a
-        non-blocking socket's descriptor.
+        """Connect to a server in the session's network, on its loopback or at its address. Returns the
+        descriptor of a non-blocking socket.
 
-        Init only creates the sockets: a socket belongs to the network namespace that it was created in.
-        Connecting them here keeps a slow server from blocking init.
+        Init only creates the sockets, since a socket belongs to the network namespace in which it was
+        created. The agent connects them, so that a slow server does not block init.
 
         Raises:
             OperationError: operation_failed, reason connect_failed, connect_timed_out, session_lost.
@@ -311,8 +313,8 @@ class InitHandle:
         ).detach()
 
     async def freeze(self) -> None:
-        """Freeze every process of the session; returns when all are frozen. With a cgroup init too: it
-        answers after `thaw`.
+        """Freeze every process of the session; returns when all are frozen. A cgroup freezes init too, which
+        then answers after `thaw`.
         """
         if self.gone.done():
             raise _lost(self.spec.session_id)
@@ -322,15 +324,15 @@ class InitHandle:
             await self._call({"op": "freeze"})
 
     async def thaw(self) -> None:
-        """Thaw what `freeze` froze; a process that was stopped before stays stopped."""
+        """Thaw the processes that `freeze` froze; a process that was stopped before stays stopped."""
         if self.group.can_freeze:
             self.group.thaw()
         else:
             await self._call({"op": "thaw"})
 
     async def terminate(self) -> None:
-        """SIGKILL init, and so its pid namespace (pid_namespaces(7)). Returns when it was reaped.
-        Idempotent.
+        """Send SIGKILL to init, which ends its pid namespace (pid_namespaces(7)). Returns when init was
+        reaped. Idempotent.
         """
         self._kill()
         await asyncio.shield(self.gone)
@@ -346,12 +348,12 @@ class InitHandle:
         """Send a request and wait for the reply.
 
         Args:
-            patient: the reply may take any time; init goes on serving others and is pinged to show that it
-                lives.
+            patient: the reply may take any time; init serves other requests in between, and pings check that
+                it lives.
             helper: the process to ask instead of init.
         Raises:
-            OperationError: as init reports it; session_lost, also when init was killed because it did not
-                answer (`stuck`).
+            OperationError: the error that init reports; session_lost if init ended, or was killed because it
+                did not answer (`stuck`).
         """
         if self.gone.done():
             raise _lost(self.spec.session_id)
@@ -366,7 +368,7 @@ class InitHandle:
             link = helper.link
         try:
             await link.send({**message, "id": number}, data)
-            frame = await reply  # after a cancellation _on_frame drops the reply
+            frame = await reply  # after a cancellation _on_frame discards the reply
         except OSError:
             if helper is not None and not self.gone.done():
                 raise no_helper("it has just ended") from None
@@ -380,7 +382,7 @@ class InitHandle:
             raise refusal(message, frame.message)
         error = frame.message.get("error")
         if error is not None:
-            if error["kind"] == INTERNAL_ERROR:  # a bug in init: its text is for the log alone
+            if error["kind"] == INTERNAL_ERROR:  # a bug in init: only the log gets its text
                 raise RuntimeError(f"{message['op']} in init: {error['details']}")
             raise OperationError(error["kind"], error["message"], error["details"])
         return frame
@@ -427,12 +429,13 @@ class InitHandle:
                 listener(message)
 
     def declare_stuck(self) -> None:
-        """Kill an init that does not answer and fail all pending calls. `gone` is set when it was reaped."""
+        """Kill an init that does not answer, and fail all pending calls. `gone` is set when init was
+        reaped."""
         self.stuck = True
         self._on_end()
 
     def _on_end(self) -> None:
-        """Handle the end of init's socket: init has died or is broken, and is killed either way."""
+        """Handle the end of init's socket: init has died or is broken. It is killed in both cases."""
         self._kill()
         waiting, self._waiting = self._waiting, {}
         for reply in waiting.values():
@@ -440,7 +443,7 @@ class InitHandle:
                 reply.set_exception(_lost(self.spec.session_id))
 
     def forked(self, pid: int, pidfd: int, group: SessionGroup) -> None:
-        """Take pid, pidfd and cgroup from the zygote's report; the pidfd is closed when init was reaped."""
+        """Accept pid, pidfd and cgroup from the zygote's report; the pidfd is closed when init was reaped."""
         self.pid, self._pidfd, self.group = pid, pidfd, group
         if not self._cloned.done():
             self._cloned.set_result(None)
@@ -448,7 +451,8 @@ class InitHandle:
             self._kill()
 
     def orphaned(self) -> None:
-        """Watch init's pidfd: the zygote has died, so it reports no end; init dies with it."""
+        """Watch init's pidfd, since the zygote has died and cannot report the end of init, which dies with
+        it."""
         loop, pidfd = asyncio.get_running_loop(), self._pidfd
 
         def ended() -> None:
@@ -464,7 +468,7 @@ class InitHandle:
         Raises:
             OperationError: operation_failed, reason setup_failed.
         """
-        for moment in (self._cloned, self._ready):  # two sockets: ready may come before started
+        for moment in (self._cloned, self._ready):  # the two events come from two sockets, in any order
             both: list[asyncio.Future[Any]] = [moment, self.gone]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
@@ -510,7 +514,7 @@ class InitHandle:
 
 
 class _Watch:
-    """A timer over one call, mostly cancelled before it is due."""
+    """A timer for one call; it is cancelled when the reply arrives."""
 
     def __init__(
         self, init: InitHandle, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None

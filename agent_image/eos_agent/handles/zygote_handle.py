@@ -5,9 +5,10 @@
 
     init is pid 1 of the session.
 
-The zygote imports all that an init needs, then only forks and reaps. It dies with the agent and the inits die
-with it (PR_SET_PDEATHSIG, and the end of their socket). A session is created on a detached overlay mount.
-When `InitHandle.gone` is set, init was reaped, no process of the session lives and the upperdir is free.
+The zygote imports all modules that an init needs; after that it only forks and reaps. It dies with the agent,
+and the inits die with the zygote (PR_SET_PDEATHSIG, and the end of their socket). A session is created on a
+detached overlay mount. Once `InitHandle.gone` is set, init was reaped, all processes of the session have
+ended and its upperdir is not in use.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class ZygoteHandle:
         answer_s: float = ANSWER_S,
         inotify_most: int = INSTANCES,
     ) -> None:
-        """Take over the zygote that `fork_zygote` has forked.
+        """Make the handle of the zygote that `fork_zygote` has forked.
 
         Args:
-            news: watches for other gateways (local provider only); made before the fork, so that it misses
-                none that began after the zygote looked.
-            answer_s, inotify_most: as of InitHandle, for each session.
+            news: reports directories of new gateways (local provider only). Made before the fork, so that it
+                also reports those that were registered after the zygote had read the register.
+            answer_s, inotify_most: passed to the InitHandle of each session.
         """
         self.pid = pid
         self._freshness = None if news is None else Freshness(pid)
@@ -86,8 +87,8 @@ class ZygoteHandle:
         self._inits: dict[int, InitHandle] = {}
 
     async def start(self) -> None:
-        """Attach to the running loop. `lost` is set when the zygote died: no session survives that, and the
-        agent should end.
+        """Attach to the running loop. `lost` is set when the zygote has died: all sessions have died with it,
+        and the agent should end.
         """
         self.lost = asyncio.get_running_loop().create_future()
         self._link = FrameSocket(self._sock, self._on_frame, self._on_end)
@@ -106,7 +107,7 @@ class ZygoteHandle:
         """Mask directories of other gateways in all sessions; those already masked are skipped."""
         late = [] if self._news is None else self._news.late()
         fresh = [folder for folder in late if folder not in self._masked]
-        if self._masking:  # the directories of a mask in progress must be masked too before a command starts
+        if self._masking:  # a command may not start before a mask in progress is complete
             await asyncio.wait(list(self._masking.values()), timeout=MASK_S)
         if not fresh or self._link is None:
             return
@@ -129,12 +130,12 @@ class ZygoteHandle:
         await self._mask_news()
 
     async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> InitHandle:
-        """Create a session on a detached overlay mount. The caller closes `mount_fd` afterwards in every
-        case.
+        """Create a session on a detached overlay mount. The caller closes `mount_fd` afterwards, also after
+        an error.
 
         Raises:
-            OperationError: operation_failed, reason setup_failed, with step and errno in the details; no
-                process of the session lives then.
+            OperationError: operation_failed, reason setup_failed, with step and errno in the details; all
+                processes of the session have ended.
         """
         link = self._link
         if link is None or self.lost.done():
@@ -178,7 +179,7 @@ class ZygoteHandle:
         await self._link.send(message, fds=fds)
 
     async def close(self) -> None:
-        """End every session and the zygote; returns when it was reaped."""
+        """End every session and the zygote; returns when the zygote was reaped."""
         if self._watcher is not None:
             self._watcher.cancel()
         for init in list(self._inits.values()):

@@ -1,4 +1,4 @@
 """RUNS IN THE AGENT: `/health`, `/files/list` and the reverse proxy `/forward`.
 
-Imports `serve` and what is below it.
+Imports `serve` and lower levels.
 """

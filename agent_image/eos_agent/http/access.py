@@ -1,5 +1,5 @@
-"""Access to the agent's HTTP surface: a bearer of the token, or a browser with a cookie that it got for a
-ticket; and from which pages.
+"""Access to the agent's HTTP surface: by the token, or for a browser by a cookie that it got for a ticket.
+Checks also the page that a browser's request comes from.
 
     sandbox-manager-cli forward_url  ->  .../forward/shared/8000/?eos_ticket=T
                                          good for a minute, for that server alone
@@ -22,16 +22,16 @@ from eos_agent.http.message import Fields, RequestHead
 from eos_agent.wire import proof
 from eos_agent.wire.protocol import UNAUTHORIZED
 
-TOKEN_FIELD = "x-eos-token"  # beside Authorization, which may be meant for the server behind /forward
+TOKEN_FIELD = "x-eos-token"  # an alternative to Authorization, which may be meant for the forwarded server
 COOKIE_S = 12 * 3600
 _HTML = "text/html; charset=utf-8"
 _OURS = re.compile(r"eos-[0-9a-f]{12}")
-"""Names of cookies of any sandbox: a browser sends those of one port of a host to all its ports."""
+"""Names of the cookies of any sandbox: a browser sends the cookies of a host to all its ports."""
 
 
 class ShownCredentials(NamedTuple):
-    """The credentials that a request has shown. `secrets`: names of fields that go no further; `by_field`:
-    the token itself, which no browser adds by itself.
+    """The credentials of a request. secrets: names of fields that are not forwarded. by_field: the request
+    has the token in a field, which a browser never adds by itself.
     """
 
     good: bool
@@ -40,8 +40,8 @@ class ShownCredentials(NamedTuple):
 
 
 class Access:
-    """Decides for one start of the agent: cookies of an earlier one are worth nothing. `origins`: other pages
-    that may send requests to servers.
+    """The access decisions of one start of the agent; cookies of an earlier start are not valid. origins:
+    other origins whose pages may send requests to servers.
     """
 
     def __init__(self, sandbox_id: str, token: str, origins: Collection[str]) -> None:
@@ -51,8 +51,8 @@ class Access:
         self._cookie = "eos-" + hmac.digest(b"cookie", sandbox_id.encode(), "sha256").hex()[:12]
 
     def shown(self, request: RequestHead, prefix: str | None) -> ShownCredentials:
-        """The credentials of a request to `prefix` of /forward, or to the agent itself, where cookies do not
-        count.
+        """Find the credentials of a request to `prefix` of /forward, or with None to the agent itself, for
+        which cookies are not valid.
         """
         secrets = [TOKEN_FIELD]
         by_field = any(self._is_token(value) for value in request.fields.all(TOKEN_FIELD))
@@ -69,11 +69,11 @@ class Access:
         return ShownCredentials(by_field or by_cookie, by_field, secrets)
 
     def redeem(self, request: RequestHead, prefix: str) -> HttpRefusal | None:
-        """The answer to a ticket: a cookie and a redirect to the address without the ticket. None without a
-        ticket.
+        """Answer a request that has a ticket: a cookie and a redirect to the address without the ticket. None
+        without a ticket.
 
         Raises:
-            Refused: 401, the ticket is over or not of this agent.
+            Refused: 401, the ticket has expired or is not for this agent and prefix.
         """
         path, _, query = request.target.partition("?")
         pairs = query.split("&") if query else []
@@ -88,10 +88,10 @@ class Access:
         value = proof.stamp(self._key, ("cookie", prefix), until)
         cookie = f"{self._cookie}={value}; Path={prefix}/; Max-Age={COOKIE_S}; HttpOnly; SameSite=Strict"
         fields = (("Set-Cookie", cookie), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"))
-        where = "/" + where.lstrip("/")  # two slashes would begin the name of another machine
+        where = "/" + where.lstrip("/")  # two slashes would begin a host name
         if (
             request.fields.get("sec-fetch-site") == "cross-site"
-        ):  # the link was on a page: a strict cookie only goes with what we begin ourselves
+        ):  # the link was on another site: a browser sends a Strict cookie only with same-site requests
             to = quote(where, safe="/?&=%:+,;@!$'()*~-._").replace("&", "&amp;").replace("'", "&#39;")
             return HttpRefusal(
                 200,
@@ -102,7 +102,7 @@ class Access:
         return HttpRefusal(303, b"", TEXT, ("Location", where), *fields)
 
     def without_cookie(self, request: RequestHead) -> RequestHead:
-        """The request as the server behind may see it."""
+        """The request without the cookies of sandboxes, for the forwarded server."""
         pairs: list[tuple[str, str]] = []
         for name, value in request.fields.pairs:
             if name.lower() == "cookie" and "eos-" in value:
@@ -114,8 +114,8 @@ class Access:
         return request._replace(fields=Fields(pairs))
 
     def check_page(self, request: RequestHead, shown: ShownCredentials) -> None:
-        """Refuse what a page of another origin sends to a server behind /forward: a browser lets it, and adds
-        what it knows of us.
+        """Refuse a request of another origin's page to a forwarded server: a browser allows such requests,
+        and adds our cookies.
 
         Raises:
             Refused: 403.

@@ -1,4 +1,4 @@
-"""HTTP answers of the agent itself: a status, a small body, and the connection is closed."""
+"""HTTP answers of the agent itself: a status and a small body; the connection is closed after them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One HTTP request between a client and a server that are both connected: its head, its body, the answer, a
-tunnel if both want one.
+"""One HTTP request between a connected client and a connected server: its head, its body, the response, and a
+tunnel if both agree on an upgrade.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from eos_agent.http.message import (
 if TYPE_CHECKING:
     from eos_agent.http.peer import HttpPeer
 
-BODY_STALL_S = 60.0  # a client that sends nothing of the body that it announced
+BODY_STALL_S = 60.0  # a client that sends no byte of an announced body for so long
 GONE_POLL_S = 5.0
-LAST_BYTES_S = 10.0  # for what a tunnel still holds when both sides have ended
+LAST_BYTES_S = 10.0  # to send the bytes left in a tunnel after both sides have ended
 READ_STALL_S = 600.0  # a client that takes nothing of an answer
 _OF_THE_WHOLE_ADDRESS = ("service-worker-allowed", "clear-site-data")
-"""Response fields that a server may not send: one address has the servers of all sessions, and each speaks
-for what lies below its own prefix alone.
+"""Response fields that a server may not send: they apply to the whole address, which the servers of all
+sessions share, while a server owns only the paths below its own prefix.
 """
 _TCP_CLOSE = 7  # include/net/tcp_states.h, the first byte of struct tcp_info
 _KEEPALIVE = (
@@ -43,8 +43,8 @@ _KEEPALIVE = (
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Let the kernel find out whether a peer that says nothing is still there, also one that has closed and
-    not only half-closed.
+    """Enable keep-alive probes, so that the kernel detects a silent peer that has vanished, or has closed
+    instead of half-closed.
     """
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -53,7 +53,7 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
 
 
 def gone(writer: asyncio.StreamWriter) -> bool:
-    """True when the peer has gone; False when it has only half-closed."""
+    """True if the peer has closed the connection; False if it has only half-closed it."""
     if writer.transport.is_closing():
         return True
     sock = writer.get_extra_info("socket")
@@ -61,14 +61,15 @@ def gone(writer: asyncio.StreamWriter) -> bool:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Let the peer see a reset once this is closed: the mere end of a connection would make an answer without
-    a length look whole.
+    """Make the coming close a reset: at an ordinary end of the connection a response without a length would
+    look complete.
     """
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Exchange:
-    """`started`: the client has been sent a part of the server's answer, so that no other can follow."""
+    """One request in progress. started: the client was sent a part of the server's response, so that no other
+    answer can follow."""
 
     def __init__(self, request: RequestHead, client: HttpPeer, server: HttpPeer, response_s: float) -> None:
         self._request, self._client, self._server = request, client, server
@@ -77,11 +78,11 @@ class Exchange:
         self.started = False
 
     async def run(self, target: str, fields: Sequence[tuple[str, str]]) -> None:
-        """The whole of it; the caller closes both connections.
+        """Forward the request and its response; the caller closes both connections.
 
         Raises:
-            Refused: the answer that the client should get, since it got none.
-            ConnectionError: the answer broke off, or the client left.
+            Refused: the answer for the client, which was sent nothing so far.
+            ConnectionError: the response broke off, or the client closed the connection.
         """
         self._send_head(target, fields)
         upload = asyncio.get_running_loop().create_task(self._upload())
@@ -109,7 +110,7 @@ class Exchange:
         self._server.send_request(request.method, target, pairs)
 
     async def _upload(self) -> None:
-        """The request's body, for as long as the server takes it."""
+        """Send the request's body until it ends or the server reads no more."""
         if self._body.empty:
             return
         if self._request.minor and self._request.fields.get("expect") is not None:
@@ -127,7 +128,7 @@ class Exchange:
                     return
 
     async def _give(self, raw: bytes) -> bool:
-        """Send to the server; False when it reads no more: its answer has the reason."""
+        """Send to the server; False if it reads no more, for which its response has the reason."""
         try:
             self._server.writer.write(raw)
             async with asyncio.timeout(self._response_s):
@@ -139,7 +140,7 @@ class Exchange:
         return True
 
     async def _response(self, upload: asyncio.Task[None]) -> ResponseHead:
-        """The head of the answer; time runs once the server has the whole request."""
+        """Read the head of the response; the time limit begins when the server has the whole request."""
         head = asyncio.get_running_loop().create_task(self._response_head())
         both: set[asyncio.Task[None] | asyncio.Task[ResponseHead]] = {upload, head}
         try:
@@ -193,7 +194,7 @@ class Exchange:
             return [("Transfer-Encoding", "chunked")]
         if response.status == 204:
             return []
-        if self._request.method == "HEAD" or response.status == 304:  # the length that the body would have
+        if self._request.method == "HEAD" or response.status == 304:  # the length that a body would have
             return [("Content-Length", value) for value in response.fields.all("content-length")[:1]]
         return [] if body.length is None else [("Content-Length", str(body.length))]
 
@@ -205,7 +206,7 @@ class Exchange:
         )
 
     async def _show(self, raw: bytes) -> None:
-        """Send to the client. Raises: ConnectionError, also for one that does not read."""
+        """Send to the client. Raises: ConnectionError, also if the client does not read."""
         self._client.writer.write(raw)
         try:
             async with asyncio.timeout(READ_STALL_S):
@@ -214,7 +215,8 @@ class Exchange:
             raise ConnectionResetError("the client does not read") from None
 
     async def _tunnel(self, response: ResponseHead) -> None:
-        """Copy bytes both ways until both sides have ended; the end of one is passed on as a half-close."""
+        """Copy bytes in both directions until both sides have ended; the end of one side half-closes the
+        other."""
         upgrade = response.fields.get("upgrade") or self._request.upgrade or ""
         self._start(response, [("Connection", "Upgrade"), ("Upgrade", upgrade)])
         keep_alive(self._server.writer)
@@ -229,7 +231,7 @@ class Exchange:
                 done, left = await asyncio.wait(left, timeout=once, return_when=asyncio.FIRST_COMPLETED)
                 for way in done:
                     way.result()
-                once = GONE_POLL_S  # a side that has ended may be half-closed or gone for good
+                once = GONE_POLL_S  # a side that has ended may have half-closed or closed
         finally:
             for way in ways:
                 way.cancel()
@@ -244,5 +246,5 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while piece := await reader.read(PIECE_BYTES):
         writer.write(piece)
         await writer.drain()
-    with contextlib.suppress(OSError):  # it is gone: whoever reads from it sees that
+    with contextlib.suppress(OSError):  # it is closed: its reader gets the error
         writer.write_eof()

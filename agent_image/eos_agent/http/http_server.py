@@ -37,7 +37,7 @@ MAX_BODY_BYTES = 1024 * 1024
 READ_TIMEOUT_S = 30
 WRITE_TIMEOUT_S = 30
 LINGER_S = 1.0
-STRANGERS = 256  # most unauthenticated connections; one more closes the oldest
+STRANGERS = 256  # most unauthenticated connections; a further one closes the oldest
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 
@@ -45,8 +45,8 @@ BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 class HttpServer:
     """Listens on http_host:http_port.
 
-    The token is wanted on /files/list and /forward, but with `daemon.http.auth: none` of a container. From a
-    process of the sandbox itself it is wanted on /files/list and /forward/isolated in any case.
+    /files/list and /forward require the token, except in a container with `daemon.http.auth: none`. Even
+    there a process of the sandbox itself needs it for /files/list and /forward/isolated.
     """
 
     def __init__(self, handlers: Handlers, token: str) -> None:
@@ -56,8 +56,8 @@ class HttpServer:
         self._wants_token = handlers.settings.local or get("daemon.http.auth", "token") == "token"
         self._max_connections: int = handlers.settings.get("daemon.server.max_concurrent_connections", 64)
         self.open = 0
-        self.answering = 0  # authenticated ones
-        self.forwarding = 0  # of /forward, with a limit of their own
+        self.answering = 0  # authenticated requests
+        self.forwarding = 0  # requests to /forward, with a limit of their own
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -66,7 +66,8 @@ class HttpServer:
         self.draining = False
 
     async def listen(self, *others: int) -> tuple[str, int]:
-        """`others`: ports of the agent's other listeners, to which nothing is forwarded either."""
+        """Open the listener; returns its address. others: ports of the agent's other listeners, to which
+        nothing is forwarded either."""
         settings = self._handlers.settings
         self._server = await asyncio.start_server(
             self._accept, settings.http_host, settings.http_port, limit=MAX_HEAD_BYTES, family=socket.AF_INET
@@ -181,7 +182,7 @@ class HttpServer:
     def _authenticate(
         self, shown: ShownCredentials, writer: asyncio.StreamWriter, *, always_for_own: bool
     ) -> None:
-        """Perform a request of an authenticated peer.
+        """Check that the peer is authenticated, if the request requires it.
 
         Raises:
             Refused: 401.
@@ -246,7 +247,7 @@ async def _body(client: HttpPeer, body: Body) -> bytes:
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Flush, and read on for a moment: a reset would discard the answer at the peer."""
+    """Flush, and read from the peer for a moment longer: a reset would discard the answer at the peer."""
     async with asyncio.timeout(WRITE_TIMEOUT_S):
         if writer.can_write_eof():
             writer.write_eof()
@@ -270,13 +271,14 @@ def _check_method(request: RequestHead, method: str) -> None:
 
 
 def _check_host(request: RequestHead) -> None:
-    """Host must be loopback or an address literal: a page of the web reaches no listener by a name."""
+    """Refuse a Host that is neither `localhost` nor an address literal, so that a web page cannot reach a
+    listener by a name (DNS rebinding)."""
     if not _plain_host(request.fields.get("host") or "localhost"):
         raise HttpRefusal(403)
 
 
 def _check_caller(request: RequestHead) -> None:
-    """As `_check_host`, and so must be Origin when there is one."""
+    """Check Host as `_check_host` does, and Origin, if there is one, by the same rule."""
     _check_host(request)
     for origin in request.fields.all("origin"):
         if not _plain_host(origin.partition("://")[2]):
@@ -297,8 +299,8 @@ def _plain_host(host: str) -> bool:
 
 
 def is_own_address(address: str) -> bool:
-    """True when a peer of that address is a process of this sandbox, which picks among all of 127.0.0.0/8 and
-    the interfaces: what can be bound.
+    """True if a peer with that address is a process of this sandbox. Such a process can use 127.0.0.0/8 and
+    the addresses of the interfaces, which are those that bind(2) accepts.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""Heads of HTTP/1 messages as values, and how long their bodies are. `peer` reads them by h11."""
+"""Heads of HTTP/1 messages as values, and the framing of their bodies. `peer` reads them with h11."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _HOP_BY_HOP = frozenset(
 
 
 class BadMessage(Exception):
-    """No HTTP/1 message, or one that two readers may understand differently. `status` answers it."""
+    """A message is not HTTP/1, or two readers may understand it differently. status: the status of the
+    answer."""
 
     def __init__(self, why: str, status: int = 400) -> None:
         super().__init__(why)
@@ -31,7 +32,7 @@ class BadMessage(Exception):
 
 
 class Body(NamedTuple):
-    """How a body ends: after `length` bytes, with its last chunk, or with the connection."""
+    """The framing of a body, which ends after `length` bytes, with its last chunk, or with the connection."""
 
     length: int | None
     chunked: bool
@@ -47,7 +48,7 @@ UNTIL_CLOSE = Body(None, False)
 
 
 class Fields:
-    """Header fields in their order; names in any case."""
+    """Header fields in their order; look-ups ignore the case of names."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self.pairs = list(pairs)
@@ -56,7 +57,7 @@ class Fields:
         return [value for other, value in self.pairs if other.lower() == name]
 
     def get(self, name: str) -> str | None:
-        """The first value, None when there is none."""
+        """The first value of a field; None without the field."""
         return next(iter(self.all(name)), None)
 
     def words(self, name: str) -> list[str]:
@@ -64,8 +65,8 @@ class Fields:
         return [word.strip().lower() for value in self.all(name) for word in value.split(",") if word.strip()]
 
     def without(self, *names: str) -> list[tuple[str, str]]:
-        """Fields for the next hop: neither hop-by-hop fields, nor those that Connection names, nor `names`,
-        nor Content-Length.
+        """Fields for the next hop: without hop-by-hop fields, fields that Connection names, `names`, and
+        Content-Length.
         """
         gone = {*_HOP_BY_HOP, "content-length", *self.words("connection"), *names}
         return [(name, value) for name, value in self.pairs if name.lower() not in gone]
@@ -81,7 +82,7 @@ class RequestHead(NamedTuple):
 
     @property
     def upgrade(self) -> str | None:
-        """The protocol that the client wants to go on in, if it does."""
+        """The protocol to which the client wants to switch; None without an upgrade."""
         return (
             self.fields.get("upgrade")
             if self.minor and "upgrade" in self.fields.words("connection")
@@ -103,7 +104,7 @@ class ResponseHead(NamedTuple):
     fields: Fields
 
     def body(self, method: str) -> Body:
-        """How the body of the answer to a request of this method ends. Raises: BadMessage."""
+        """The framing of this response's body, for a request of that method. Raises: BadMessage."""
         if method == "HEAD" or self.status in (204, 304):
             return NO_BODY
         return _body(self.fields, self.minor) or UNTIL_CLOSE
@@ -116,12 +117,13 @@ def encode_head(first: str, pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 def chunk(piece: bytes) -> bytes:
-    """A piece of a body as one chunk; an empty one is the last."""
+    """Encode a piece of a body as one chunk; an empty piece makes the last chunk."""
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
 def _body(fields: Fields, minor: int) -> Body | None:
-    """The framing that the fields ask for, None without any. `peer` has checked each field by itself."""
+    """The framing that the fields declare; None if they declare none. `peer` has checked each field by
+    itself."""
     coded, length = fields.get("transfer-encoding") is not None, fields.get("content-length")
     if coded and length is not None:
         raise BadMessage("Content-Length beside Transfer-Encoding")

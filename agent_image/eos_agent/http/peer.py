@@ -1,7 +1,8 @@
-"""One end of an HTTP/1 connection: h11 makes heads and pieces of bodies of its bytes. ADR 0066.
+"""One end of an HTTP/1 connection; h11 parses its bytes to heads and pieces of bodies. ADR 0066.
 
-h11 accepts more than two readers would agree on, so `_check` reads the bytes of a head first. What smuggling
-lives on is in RFC 9112, section 11.2: two lengths, a length and a coding, bare CR or LF, folded lines.
+h11 accepts heads that another reader may understand differently, so `_check` reads the bytes of a head first.
+RFC 9112, section 11.2, describes request smuggling; it uses two lengths, a length and a coding, bare CR or
+LF, folded lines.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _NOT_ASCII = re.compile(rb"[\x80-\xff]")
 
 
 class HttpPeer:
-    """A client or a server, for one request. `connection`: h11's view of it, in the opposite role."""
+    """A client or a server, for one request. connection: h11's state of the connection, in the opposite
+    role."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: h11.Connection
@@ -50,10 +52,10 @@ class HttpPeer:
         return parse_request(self._connection, await self.reader.readuntil(b"\r\n\r\n"))
 
     def send_request(self, method: str, target: str, pairs: Iterable[tuple[str, str]]) -> None:
-        """Buffer the head of a request to a server. The fields say how its body is framed.
+        """Buffer the head of a request to a server. The fields declare the framing of its body.
 
         Raises:
-            BadMessage: h11 does not send such a head.
+            BadMessage: h11 refuses to send such a head.
         """
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         try:
@@ -63,16 +65,17 @@ class HttpPeer:
         self.writer.write(raw)
 
     def framed(self, piece: bytes) -> bytes:
-        """A piece of a request's body as the server gets it; an empty one ends the body."""
+        """Frame a piece of a request's body for the server; an empty piece ends the body."""
         return self._connection.send(h11.Data(data=piece) if piece else h11.EndOfMessage())
 
     async def response(self) -> ResponseHead:
-        """Read the next head of a server's answer, an informational one too. Raises: as `request`."""
+        """Read the next head of a server's response, which may be an informational one. Raises: as
+        `request`."""
         return parse_response(self._connection, await self.reader.readuntil(b"\r\n\r\n"))
 
     async def pieces(self, body: Body) -> AsyncGenerator[bytes]:
-        """The content of the body that follows the head, without its framing, about PIECE_BYTES at a time;
-        extensions of chunks and trailers are left out.
+        """Yield the content of the body that follows the head, without its framing, about PIECE_BYTES at a
+        time; chunk extensions and trailers are left out.
 
         Raises:
             BadMessage: a chunk is malformed.
@@ -84,7 +87,7 @@ class HttpPeer:
             return
         left = (
             body.length
-        )  # None: until the connection ends. No parser is needed, and h11 copies each byte thrice
+        )  # None: until the connection ends. No parser is needed, and h11 would copy each byte three times
         while left != 0:
             piece = await self.reader.read(PIECE_BYTES if left is None else min(left, PIECE_BYTES))
             if not piece:
@@ -96,7 +99,7 @@ class HttpPeer:
             yield piece
 
     def unread(self) -> bytes:
-        """Bytes after the last chunk of a body that were read with it: the beginning of a tunnel."""
+        """Bytes that were read after the end of a body: the beginning of a tunnel."""
         return self._connection.trailing_data[0]
 
     async def _chunks(self) -> AsyncGenerator[bytes]:
@@ -127,10 +130,10 @@ def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpPe
 
 
 def parse_request(connection: h11.Connection, raw: bytes) -> RequestHead:
-    """The head of a request, up to and with its empty line. Raises: BadMessage."""
+    """Parse the head of a request, including its empty line. Raises: BadMessage."""
     method, space, rest = raw.partition(b" ")
     line, end, fields = rest.partition(b"\r\n")
-    if not line.isascii():  # a URI is ASCII: such bytes mean what their escapes mean
+    if not line.isascii():  # a URI is ASCII: other bytes are escaped, which means the same
         line = _NOT_ASCII.sub(lambda found: b"%%%02X" % found[0][0], line)
     event = _head(connection, b"".join((method, space, line, end, fields)))
     if not isinstance(event, h11.Request) or event.http_version not in (b"1.0", b"1.1"):
@@ -142,7 +145,7 @@ def parse_request(connection: h11.Connection, raw: bytes) -> RequestHead:
 
 
 def parse_response(connection: h11.Connection, raw: bytes) -> ResponseHead:
-    """The head of an answer, up to and with its empty line. Raises: BadMessage."""
+    """Parse the head of a response, including its empty line. Raises: BadMessage."""
     event = _head(connection, raw)
     if not isinstance(event, h11.Response | h11.InformationalResponse) or event.http_version[:2] != b"1.":
         raise BadMessage("no status line of HTTP/1")
@@ -165,8 +168,8 @@ def _head(connection: h11.Connection, raw: bytes) -> object:
 
 
 def _check(raw: bytes) -> None:
-    """Refuse what h11 accepts: bare CR and LF, folded lines, control characters, a length twice or of more
-    than 18 digits, more fields than MAX_FIELDS.
+    """Refuse heads that h11 would accept: with bare CR or LF, folded lines, control characters, two lengths,
+    a length of more than 18 digits, or more than MAX_FIELDS fields.
     """
     if raw.count(b"\r\n") - 2 > MAX_FIELDS:
         raise BadMessage(f"more than {MAX_FIELDS} header fields", 431)
@@ -178,12 +181,12 @@ def _check(raw: bytes) -> None:
 
 
 def _fields(event: h11.Request | h11.Response | h11.InformationalResponse) -> Fields:
-    """The fields with names as they were written."""
+    """The fields, with their names spelled as received."""
     return Fields(
         (name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers.raw_items()
     )
 
 
 def _without_bytes(error: h11.ProtocolError) -> str:
-    """h11's text without the line or value that it quotes, which may hold a token."""
+    """The text of h11's error without the line or value that it quotes, which may contain a token."""
     return _QUOTED.split(str(error))[0]

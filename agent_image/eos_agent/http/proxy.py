@@ -1,13 +1,13 @@
-"""`/forward/shared/PORT/REST` and `/forward/isolated=SESSION/PORT/REST`: a request goes on to a server of the
-sandbox, its answer comes back.
+"""The reverse proxy: `/forward/shared/PORT/REST` and `/forward/isolated=SESSION/PORT/REST` are forwarded to a
+server of the sandbox.
 
     client --- request, Connection: close --- agent --- the same, shortened --- server
 
 The agent removes the prefix, hop-by-hop fields and its own token.
 
-One request for each connection, on both sides. Bodies pass in pieces, both ways at once: a server may answer
-before it has read all. After 101 the connection is a tunnel until both sides have ended theirs; nothing is
-idle for too long in it.
+Each connection has one request, on both sides. Bodies are forwarded in pieces, in both directions at once: a
+server may answer before it has read the whole request. After status 101 the connection is a tunnel until both
+sides have ended it, or it was idle for too long.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _STATUS = {"connect_failed": 502, "connect_timed_out": 504, "session_lost": 502}
 
 
 class ProxyTarget(NamedTuple):
-    """Where a request goes: a port of an isolated session, or with None of the sandbox's own network; prefix
-    was cut off the target.
+    """The target of a request: a port of an isolated session, or with session None of the sandbox's own
+    network. prefix: the part that was removed from the path.
     """
 
     session_id: str | None
@@ -58,7 +58,8 @@ class ProxyTarget(NamedTuple):
 
 
 def parse_route(target: str) -> ProxyTarget:
-    """The route of a target that starts with PREFIX. What follows the port goes on as it is, byte for byte.
+    """Parse a request target that starts with PREFIX. The part after the port is forwarded unchanged, byte
+    for byte.
 
     Raises:
         Refused: 400.
@@ -80,7 +81,7 @@ def parse_route(target: str) -> ProxyTarget:
 
 
 class ReverseProxy:
-    """Takes requests to where they go. `closed_ports`: the agent's own, which would only come back here."""
+    """Forwards requests. closed_ports: the agent's own ports, to which nothing is forwarded."""
 
     def __init__(self, settings: Settings, sessions: Callable[[], Sessions], closed_ports: set[int]) -> None:
         self._sessions = sessions
@@ -91,11 +92,12 @@ class ReverseProxy:
     async def forward(
         self, request: RequestHead, route: ProxyTarget, client: HttpPeer, secrets: Sequence[str]
     ) -> None:
-        """Serve one request. `secrets`: names of fields that are for us alone.
+        """Serve one request. secrets: names of fields that are not forwarded.
 
         Raises:
-            Refused: nothing was sent to the client yet.
-            ConnectionError: it broke off in the middle of an answer, which the client must see.
+            Refused: the answer for the client, which was sent nothing so far.
+            ConnectionError: a response broke off; the caller resets the client's connection, so that the
+                client notices.
         """
         from eos_agent.http import peer  # h11 is loaded with the first request, not with the agent
 
@@ -106,7 +108,7 @@ class ReverseProxy:
             writer.transport.abort()
 
         if init is not None:
-            init.gone.add_done_callback(abort)  # its sockets in our hands would keep a dead session's network
+            init.gone.add_done_callback(abort)  # our sockets would keep the dead session's network alive
         watch = asyncio.get_running_loop().create_task(_end_with(client, writer))
         try:
             whole = Exchange(request, client, peer.server(reader, writer), self._response_s)
@@ -157,8 +159,8 @@ class ReverseProxy:
 
 
 async def _end_with(client: HttpPeer, server: asyncio.StreamWriter) -> None:
-    """Hang up on the server once the client is gone: a server that is silent for long would not notice, nor
-    should we.
+    """Close the connection to the server once the client has closed its own: while the server is silent,
+    neither the server nor this process would notice.
     """
     while not gone(client.writer):
         await asyncio.sleep(exchange.GONE_POLL_S)

@@ -1,4 +1,4 @@
 """RUNS IN THE AGENT: the observability operations.
 
-Imports `sessions` and what is below it.
+Imports `sessions` and lower levels.
 """

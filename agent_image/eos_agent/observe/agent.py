@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionCount:
-    """Number of connections that are served at this moment: the server counts them, `daemon` reports them."""
+    """Number of connections in service: the server counts them, `daemon` reports the number."""
 
     __slots__ = ("in_use",)
 
@@ -25,7 +25,7 @@ class ConnectionCount:
 
 
 class Agent(NamedTuple):
-    """Parts of one agent that an observability operation may read. It changes none of them."""
+    """The parts of one agent that an observability operation may read. Operations do not change them."""
 
     settings: Settings
     store: Store

@@ -47,7 +47,7 @@ async def daemon(agent: Agent) -> dict[str, Any]:
 
 
 def known(agent: Agent) -> dict[str, Any]:
-    """Figures from the agent's tables; on the event loop, which owns them."""
+    """Figures from the agent's tables; on the event loop, which owns these tables."""
     settings, sessions, telemetry = agent.settings, agent.sessions, agent.telemetry
     live = list(sessions.live.values())
     threads = settings.get("daemon.server.max_blocking_threads", 8)
@@ -158,4 +158,4 @@ def _count(path: str) -> int | None:
 
 def _descriptors() -> int | None:
     found = _count("/proc/self/fd")
-    return None if found is None else found - 1  # without the one that lists them
+    return None if found is None else found - 1  # without the descriptor that lists the directory

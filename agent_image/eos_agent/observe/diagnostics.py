@@ -1,4 +1,5 @@
-"""Write a file about the agent's process when its CPU time or memory stays high for a while, then pause."""
+"""Write a file about the agent's process if its CPU time or memory stays high for a whole window, then
+pause."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class SelfDiagnostics:
     def look(
         self, ts: int, *, cpu_us: int, memory_bytes: int, unreaped: int, about: Callable[[], dict[str, Any]]
     ) -> None:
-        """Check one sample of the agent's process; blocking when it writes. about: returns the `daemon`
-        object of the file.
+        """Check one sample of the agent's process; blocking if it writes the file. about: returns the
+        `daemon` object of the file.
         """
         if not self.enabled:
             return

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 async def events(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """The newest events of that name and since that time, at most `last_n`, 500 and 256 KiB of them, in the
-    order of their time.
+    """Answer the operation: the newest events with the requested name and time, at most `last_n`, 500 and 256
+    KiB of them, oldest first.
     """
     found = await agent.pool.run(
         lambda: _events(agent.telemetry, args.get("name"), args.get("since_ms"), args.get("last_n"))

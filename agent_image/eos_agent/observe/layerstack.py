@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 KINDS = {"f": "file", "l": "symlink", "d": "directory", "w": "delete"}
 OPAQUE = "opaque_dir"
 WALK_MAX = 50_000
-"""Most names of one directory of the base; the rest is not listed."""
+"""Most names that are listed of one directory of the base."""
 
 
 async def layerstack(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """Contract 7.9: inventory, with `workspace_id` the mounts of a session, with `layer_id` what a layer
-    lists.
+    """Answer the operation, contract 7.9: the inventory; with `workspace_id` the mounts of a session, with
+    `layer_id` the entries of a layer.
 
     Raises:
         OperationError: invalid_request; the session or the layer is unknown, or `limit` is above its maximum.

@@ -2,4 +2,4 @@
 
 MAX_RECORDS = 500
 MAX_BYTES = 240 * 1024
-"""Bytes of the records; the rest of 256 KiB is for the fields around them."""
+"""Most bytes of records in an answer; the rest of 256 KiB is for the other fields."""

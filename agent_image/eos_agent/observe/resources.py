@@ -15,7 +15,7 @@ OFF = "resource samples are switched off (observability.resource_stats.enabled)"
 
 
 async def resources(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """The sandbox's own points within `window_ms`."""
+    """Answer the operation `resources`: the sandbox's points within `window_ms`."""
     sampler = agent.sampler
     series = await agent.pool.run(lambda: sampler.series(SANDBOX, args["window_ms"]))
     availability, errors = _word(agent, series)
@@ -41,11 +41,11 @@ def _word(agent: Agent, series: list[dict[str, Any]]) -> tuple[str, list[str]]:
 
 
 async def cgroup(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """`scope` sandbox: the agent's own points, for a manager that has none of its own. Any other word is a
-    session's id.
+    """Answer the operation `cgroup`. `scope` sandbox: the agent's points, for a manager without points of its
+    own. Any other value is a session's id.
 
     Raises:
-        OperationError: invalid_request; no such session.
+        OperationError: invalid_request; `scope` is not the id of a live session.
     """
     scope, window_ms = args["scope"], args["window_ms"]
     if scope == "sandbox":

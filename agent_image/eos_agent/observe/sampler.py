@@ -1,5 +1,5 @@
-"""Sample the usage of the sandbox, its sessions and its stack; kept on disk for the sandbox, in memory for
-sessions.
+"""Sample the usage of the sandbox, its sessions and its stack. Samples of the sandbox and the stack are kept
+on disk, those of sessions in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 KEPT_OF_SESSION = 32
-"""Samples that are kept of a session: about a minute."""
+"""Samples kept for each session: about a minute."""
 SANDBOX, STACK = "sandbox", "stack"
 NO_CGROUP = "the sandbox has no cgroup of its own: figures are sums over its processes"
 FROM_CGROUP, FROM_PROCESSES = "sandbox_cgroup", "process_tree"
@@ -60,7 +60,7 @@ class Sampler:
         """The newest point of the sandbox."""
 
     def watch(self) -> None:
-        """Start sampling, in a thread of the pool: a sample waits for the disk."""
+        """Start sampling, in a thread of the pool, since a sample waits for the disk."""
         if self.enabled:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
@@ -147,8 +147,8 @@ class Sampler:
     # Reading
 
     def series(self, scope: str, window_ms: int) -> list[dict[str, Any]]:
-        """Points of the sandbox or the stack within the window, oldest first; the newest that fit into one
-        answer. Blocking.
+        """The newest points of the sandbox or the stack that are within the window and fit into one answer,
+        oldest first. Blocking.
         """
         segments = self._segments
         if segments is None:

@@ -17,8 +17,8 @@ MUCH_IN_DRAFTS = 1 << 30
 
 
 async def snapshot(agent: Agent) -> dict[str, Any]:
-    """Contract 7.2, sandbox form. A figure that cannot be read is named in `errors`, with availability
-    `partial`.
+    """Answer the operation, contract 7.2, for one sandbox. A figure that cannot be read is named in `errors`,
+    and the availability is `partial`.
     """
     errors: list[str] = []
     warnings: list[str] = []

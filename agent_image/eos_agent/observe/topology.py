@@ -98,7 +98,7 @@ def _workspace(init: InitState, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _row(seen: ProcessStat, init: InitState) -> dict[str, Any] | None:
-    """One process; None when it has ended or is in another mount namespace than its session."""
+    """The row of one process; None if it has ended, or is not in its session's mount namespace."""
     mount = procfs.link(f"/proc/{seen.pid}/ns/mnt")
     if mount is not None and init.mount_namespace is not None and mount != init.mount_namespace:
         return None

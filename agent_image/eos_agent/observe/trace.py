@@ -18,8 +18,8 @@ _SPAN_KEYS = ("ts", "trace", "span", "parent", "name", "dur_ms", "status", "attr
 
 
 async def trace(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """Answer the operation: the spans of an answered request; of a running command those that have ended;
-    none for an unknown id.
+    """Answer the operation: all spans of an answered request, the ended spans of a running command, an empty
+    list for an unknown id.
     """
     return await agent.pool.run(lambda: _trace(agent.telemetry, args["trace_id"]))
 
@@ -51,7 +51,7 @@ def _last(lines: list[bytes]) -> str | None:
 
 
 def _records(lines: list[bytes], wanted: str) -> tuple[list[dict[str, Any]], bool]:
-    """The newest records of that trace that fit into one answer, and whether older ones do not."""
+    """The newest records of that trace that fit into one answer, and True if older ones were left out."""
     mark = b'"trace":' + json.dumps(wanted).encode() + b","
     found: list[dict[str, Any]] = []
     size = 0
@@ -69,8 +69,8 @@ def _records(lines: list[bytes], wanted: str) -> tuple[list[dict[str, Any]], boo
 
 
 def _whole(record: dict[str, Any]) -> bool:
-    """True if the fields have the types that the agent writes: a repaired disk can have joined halves of two
-    lines.
+    """True if the fields have the types that the agent writes: after a repair of the disk a line can consist
+    of parts of two lines.
     """
     at, parent = record.get("at", 0), record.get("parent", "")
     return (
@@ -84,7 +84,7 @@ def tree(records: list[dict[str, Any]], still_open: dict[str, str | None]) -> li
     """The spans without a parent, in order of their start, with children and events below.
 
     Args:
-        still_open: spans that have not ended, and their parents; their children are shown below the nearest
+        still_open: span that has not ended -> its parent. Children of such a span are shown below its nearest
             ended ancestor.
     """
     spans = sorted(

@@ -1,4 +1,4 @@
-"""Usage of a sandbox or a session: from its cgroup where it has one of its own, else summed over its
+"""Usage of a sandbox or a session: read from its cgroup if it has one of its own, else summed over its
 processes.
 
 cgroups(7); the kernel's cgroup-v2.rst for `cpu.stat`, `memory.*`, `io.stat`, `pids.current`; v1's
@@ -31,8 +31,8 @@ class Usage(NamedTuple):
 
 
 def of_cgroup(mount: str = MOUNT) -> Usage | None:
-    """The cgroup at the root of the mounts below `mount`: in a container with a private cgroup namespace its
-    own. None without a cgroup.
+    """Read the cgroup at the root of the hierarchies mounted below `mount`, which is the container's own in a
+    private cgroup namespace. None without a cgroup.
     """
     if os.path.exists(f"{mount}/cgroup.controllers"):
         found = _second_version(mount)
@@ -87,13 +87,14 @@ def _limit(text: str) -> int | None:
 
 
 Moved = dict[int, tuple[int, int, int]]
-"""pid -> bytes read, bytes written and private memory of processes that were read already."""
+"""pid -> bytes read, bytes written and private memory, for each process that was read already."""
 
 
 def of_processes(members: Iterable[ProcessStat], known: Moved | None = None) -> Usage:
-    """Sum over live processes. The CPU time of an ended one counts if a live one has waited for it.
+    """Sum over live processes. The CPU time of an ended process counts if a live one has waited for it.
 
-    known: filled, so that a process in several groups is read once.
+    known: figures of processes read so far; this call adds to it, so that a process in several groups is read
+    once.
     """
     some = list(members)
     reads = writes = memory = 0
@@ -121,7 +122,7 @@ def of_processes(members: Iterable[ProcessStat], known: Moved | None = None) -> 
 
 
 def _private(pid: int) -> int:
-    """Resident memory of a process that is not shared with files, in bytes."""
+    """Resident memory of a process without pages of files, in bytes."""
     words = _text(f"/proc/{pid}/statm").split()
     return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE") if len(words) > 2 else 0
 
@@ -134,8 +135,8 @@ def point(
     *,
     scope: str | None = None,
 ) -> dict[str, Any]:
-    """A series point of contract 7.1: `metrics` and what was measured; counters also as differences to the
-    point before.
+    """A series point of contract 7.1: `metrics` and the usage. Counters are also given as differences from
+    the previous point.
     """
     deltas: dict[str, int] = {}
     if before is not None:

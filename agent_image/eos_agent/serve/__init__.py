@@ -1,4 +1,4 @@
 """RUNS IN THE AGENT: the JSON-line listeners and the table from operation to handler.
 
-Imports `observe` and what is below it.
+Imports `observe` and lower levels.
 """

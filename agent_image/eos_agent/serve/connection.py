@@ -11,19 +11,19 @@ from typing import Any
 from eos_agent.base import eager
 
 Answer = Callable[[bytes], Coroutine[Any, Any, bool]]
-"""Answer the request of one line; True when the connection stays open for another."""
+"""Answers the request of one line; returns True if the connection stays open for another request."""
 
 
 class LineConnection(asyncio.StreamReaderProtocol):
     """A StreamReaderProtocol that answers a complete line in its data_received callback while `requests` is
     awaited.
 
-    No task has to be woken up for such a line. All other data goes to the stream, and is read by `read`.
+    For such a line no task is woken up. All other data is fed to the stream, from which `read` returns it.
 
-    Answers leave in the order of requests, so a line is answered from the callback only while no byte before
-    it is unread and no answer is in progress. StreamReader has no public attribute for the bytes that it
-    holds, so they are counted here: `_held` grows by the bytes that go to the stream and shrinks by those
-    that `read` returns. `_ended` is set at the end of the stream.
+    Answers are sent in the order of requests, so the callback answers a line only if all earlier bytes were
+    read and no answer is in progress. StreamReader has no public attribute for the bytes in its buffer, so
+    `_held` counts them: it grows by the bytes that are fed to the stream and shrinks by those that `read`
+    returns. `_ended` is set at the end of the stream.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LineConnection(asyncio.StreamReaderProtocol):
         self._ended = False
         self._longest = 0
         self._answer: Answer | None = None
-        self._waiting: asyncio.Future[bool] | None = None  # with `_answer`: set when `requests` has to return
+        self._waiting: asyncio.Future[bool] | None = None  # done when `requests` has to return
         self._under_way: asyncio.Task[bool] | None = None
 
     async def read(self, size: int) -> bytes:
@@ -48,11 +48,11 @@ class LineConnection(asyncio.StreamReaderProtocol):
         return data
 
     async def requests(self, answer: Answer, longest: int) -> bool:
-        """Answer lines of at most `longest` bytes that come alone. True: there is more to read; False: an
-        answer ended the connection.
+        """Answer lines of at most `longest` bytes that arrive alone. Returns True if other data arrived,
+        which `read` returns; False if an answer ended the connection.
 
         Raises:
-            what `answer` raises.
+            Any exception of `answer`.
         """
         if self._held or self._ended:
             return True
@@ -106,7 +106,7 @@ class LineConnection(asyncio.StreamReaderProtocol):
             waiting.set_exception(error)
         elif (
             task.cancelled() or not task.result()
-        ):  # or cancelled from inside, by what it waited for: no answer will follow
+        ):  # or something that it awaited was cancelled: no answer will follow
             waiting.set_result(False)
         else:
             self._look()

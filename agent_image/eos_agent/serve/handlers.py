@@ -39,20 +39,21 @@ if TYPE_CHECKING:
 
 
 class Stream(NamedTuple):
-    """An answer in chunks of bytes or file ranges, sent as they come; it ends the connection."""
+    """An answer in chunks of bytes or file ranges, each sent when it is ready; the connection ends with
+    it."""
 
     pieces: AsyncGenerator[bytes | FileRange]
 
 
 DRAFTS_SHOWN = 50
-"""Most drafts in an answer of list_workspace_sessions, the newest; list_drafts has all."""
+"""Most drafts in an answer of list_workspace_sessions, which has the newest; list_drafts has all."""
 UNTRACED = frozenset({"sandbox_daemon_ready", *(operation.name for operation in OBSERVABILITY)})
 """Operations without a trace, so that `last` is the trace of the last request that was not an observation."""
 CHANGING_FILES = frozenset({"write", "edit", "delete", "move"})
 
 
 def _made(draft: dict[str, Any]) -> int:
-    """When a draft was made; 0 for one whose record cannot be read."""
+    """Time at which a draft was made; 0 if its record cannot be read."""
     made = draft.get("created_unix_ms")
     return made if isinstance(made, int) else 0
 
@@ -151,10 +152,11 @@ class Handlers:
         return handler
 
     async def perform(self, request: Request) -> dict[str, Any] | Stream:
-        """Perform one request. Its trace is readable afterwards, also after an error.
+        """Perform one request. On return, also by an error, its trace can be read.
 
         Raises:
-            OperationError, or what the operation raises; base.errors.operation_error makes an envelope of it.
+            OperationError, or any exception of the operation; base.errors.operation_error makes an envelope
+            of it.
         """
         if request.op in UNTRACED:
             return await self._perform(request)
@@ -241,8 +243,8 @@ class Handlers:
         return handler
 
     async def _unpublished(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The internal operation unpublished_work, for the manager before it destroys the sandbox. clean:
-        compare contents.
+        """The internal operation unpublished_work, which the manager calls before it destroys the sandbox.
+        clean: compare contents.
         """
         from eos_agent.sessions import quarantine
 

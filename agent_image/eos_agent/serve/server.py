@@ -39,29 +39,30 @@ from eos_agent.wire.protocol import (
 BACKLOG = 1024
 UNREAD_TOKEN_BYTES = (
     64 * 1024
-)  # a longer line is parsed only if it contains the token: the search costs a hundredth
+)  # a longer line is parsed only if it contains the token: a search costs a hundredth of parsing
 READ_BYTES = 256 * 1024
-STRANGERS = 256  # most unauthenticated connections; one more closes the oldest
-STRANGERS_BYTES = 64 * 1024 * 1024  # of all unfinished lines of unauthenticated connections together
+STRANGERS = 256  # most unauthenticated connections; a further one closes the oldest
+STRANGERS_BYTES = 64 * 1024 * 1024  # of the unfinished lines of all unauthenticated connections together
 LINGER_S = 2.0
 ANSWER_S = 60.0  # a peer that does not read an answer in this time is disconnected
 STREAM_S = 600.0  # the same for a chunk of a stream: its reader may write to a slow disk
 
 
 class Peer:
-    """The peer of a connection. trusted: its requests need no token, by its listener or since its proof."""
+    """The peer of a connection. trusted: its requests need no token, since it is on the unix socket or has
+    sent its proof."""
 
     __slots__ = ("admitted", "expected", "trusted")
 
     def __init__(self, trusted: bool) -> None:
         self.trusted = trusted
         self.admitted = False  # counted in ConnectionCount
-        self.expected: str | None = None  # the proof that it has to send; "" once it has
+        self.expected: str | None = None  # the proof that the peer has to send; "" once it was sent
 
 
 class AgentServer:
     """The listeners of one agent. A request that was read is performed even if its peer has half-closed or
-    gone.
+    closed the connection.
     """
 
     def __init__(self, handlers: Handlers, token: str) -> None:
@@ -75,20 +76,20 @@ class AgentServer:
         )
         self._read_timeout: float = settings.get("daemon.server.request_read_timeout_s", 30)
         self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
-        # Served connections: authenticated, and not a kept-alive one that waits for its next request.
+        # Connections in service: authenticated, and not kept-alive ones that wait for their next request.
         self._count = handlers.connections
         self._servers: list[asyncio.Server] = []
         self.connections: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.StreamWriter] = set()
         self._strangers: dict[
             asyncio.StreamWriter, None
-        ] = {}  # oldest first: they have shown neither token nor proof, or on the unix socket no request
+        ] = {}  # oldest first: peers that have sent neither token nor proof, or no request on the unix socket
         self._strangers_bytes = 0
         self.address = ("", 0)
         self.draining = False
 
     async def listen(self) -> tuple[str, int]:
-        """Open both listeners; returns the TCP address that was taken."""
+        """Open both listeners; returns the TCP address in use."""
         settings = self._handlers.settings
         with contextlib.suppress(FileNotFoundError):
             os.unlink(settings.socket_path)
@@ -174,11 +175,11 @@ class AgentServer:
         first: bool,
         peer: Peer,
     ) -> bytes | None:
-        """Read one request line; None at the end. The timeout runs from the first byte on a kept-alive
-        connection, else from the start.
+        """Read one request line; None at the end of the stream. On a kept-alive connection the timeout begins
+        with the first byte of the line, else with the connection.
 
         Args:
-            received: what came beyond the line before; on return, beyond this one.
+            received: bytes received after the previous line; on return, those after this line.
         """
         if not first and not received:
             self._idle.add(writer)
@@ -207,11 +208,11 @@ class AgentServer:
         return line if line.strip() else None
 
     async def _rest(self, received: bytearray, reader: LineConnection, *, stranger: bool) -> int:
-        """Receive up to a newline or the end of the stream; returns where that is.
+        """Receive up to a newline or the end of the stream; returns its offset in `received`.
 
         Raises:
-            OperationError: request_too_large; server_busy, when those who have not shown the token yet send
-                too much together.
+            OperationError: request_too_large; server_busy if the unfinished lines of all unauthenticated
+                peers together exceed STRANGERS_BYTES.
         """
         counted = 0
         try:
@@ -247,7 +248,7 @@ class AgentServer:
         )
 
     async def _kept(self, writer: asyncio.StreamWriter, peer: Peer, line: bytes) -> bool:
-        """As `_one`, for a kept-alive connection."""
+        """Do the same as `_one` on a kept-alive connection."""
         self._idle.discard(writer)
         self._count.in_use += 1
         try:
@@ -257,7 +258,7 @@ class AgentServer:
             self._idle.add(writer)
 
     async def _one(self, line: bytes, writer: asyncio.StreamWriter, peer: Peer) -> bool:
-        """Answer one request; True when the connection stays open for another."""
+        """Answer one request; True if the connection stays open for another."""
         keep = False
         request: Request | None = None
         try:
@@ -304,7 +305,7 @@ class AgentServer:
         return found.reply
 
     def _prove(self, given: object, peer: Peer) -> None:
-        """Check a peer's proof; without an answer, since its first request follows at once.
+        """Check a peer's proof. A right proof gets no answer, since the peer's first request follows at once.
 
         Raises:
             OperationError: unauthorized.
@@ -354,15 +355,15 @@ class AgentServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
         writer.write(encode(value))
-        if writer.transport.get_write_buffer_size():  # else the kernel has all of it
+        if writer.transport.get_write_buffer_size():  # else the kernel has taken all of it
             async with asyncio.timeout(ANSWER_S):
                 await writer.drain()
 
     async def _last_answer(
         self, reader: LineConnection, writer: asyncio.StreamWriter, error: OperationError
     ) -> None:
-        """Answer a peer that may still be sending, and read on for a moment: otherwise it sees a reset
-        instead of the answer.
+        """Answer a peer that may still be sending, and read from it for a moment longer: otherwise it gets a
+        reset instead of the answer.
         """
         await self._answer(writer, error.envelope())
         writer.write_eof()
@@ -372,11 +373,11 @@ class AgentServer:
                     pass
 
     async def _stream(self, stream: Stream, writer: asyncio.StreamWriter, request: Request | None) -> None:
-        """Send the chunks as they come. An error before the first one is an envelope; after it the connection
-        is reset.
+        """Send each chunk when it is ready. An error before the first chunk is answered by an envelope; an
+        error after it resets the connection.
 
-        A range of a file goes to the socket by sendfile(2) in a thread, since the disk may have to be waited
-        for; what was written before it has gone by then.
+        A range of a file is sent by sendfile(2) in a thread, since it may wait for the disk. The chunks
+        before it are flushed first.
         """
         begun = False
         fd = os.dup(writer.get_extra_info("socket").fileno())
@@ -421,11 +422,11 @@ class AgentServer:
 
 
 def _send_range(to: int, fd: int, offset: int, size: int) -> None:
-    """Write all of it to a non-blocking socket.
+    """Write a range of the file `fd` to the non-blocking socket `to`.
 
     Raises:
-        ConnectionError: the peer is gone; TimeoutError: it took nothing for STREAM_S; OSError: the disk
-            refused, or the file is shorter.
+        ConnectionError: the peer has closed the connection. TimeoutError: it read nothing for STREAM_S.
+            OSError: the disk refused, or the file is too short.
     """
     waiting = select.poll()
     waiting.register(to, select.POLLOUT)
@@ -447,7 +448,7 @@ def _unauthorized() -> OperationError:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close once the peer has read what was written, and in any case after ANSWER_S."""
+    """Close the connection once everything written was sent, and in any case after ANSWER_S."""
     writer.close()
     try:
         with contextlib.suppress(OSError):
