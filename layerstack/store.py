@@ -199,8 +199,8 @@ class Store(Stack):
         Raises:
             NotFound: no session of that id is dead or quarantined (session_not_found).
             StoreBusy: an overlay is still mounted on its upperdir.
-            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of
-                that failed.
+            OSError: its folder could not be moved away and is unchanged; or it is deleted, and only the fsync
+                failed.
         """
         purge.give_up(self, self.dead, session_id)
 
@@ -220,8 +220,8 @@ class Store(Stack):
         Raises:
             NotFound: the draft does not exist (draft_not_found).
             Busy: a session, a preview or a comparison uses it (draft_in_use).
-            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of
-                that failed.
+            OSError: its folder could not be moved away and is unchanged; or it is deleted, and only the fsync
+                failed.
         """
         return draft_refs.discard(self, draft_id)
 

@@ -82,7 +82,9 @@ def _versions(context: CheckContext, head: Manifest | None) -> Iterator[Damage]:
             seen_head = True
             if found.top != head.layers[0].layer_id or found.layers not in (None, head.layers):
                 yield Damage(
-                    file, "names other layers than manifest.json, of the same version", "comparing the two"
+                    file,
+                    "names other layers than manifest.json names for the same version",
+                    "comparing the two",
                 )
                 continue
         if any(int(about["first_version"]) <= int(stem) < int(about["version"]) for about in blocks):

@@ -257,7 +257,9 @@ def base(context: CheckContext) -> Iterator[Damage | None]:
             yield Damage(f"base/{BASE_ID}", "is missing", "its name")
         return
     if not context.base:
-        context.note("not_checked", f"base/{BASE_ID}", "checking it reads every file of it: only on request")
+        context.note(
+            "not_checked", f"base/{BASE_ID}", "it is checked on request only, since every file of it is read"
+        )
         return
     reported: list[Damage] = []
     blind: list[str] = []

@@ -27,7 +27,7 @@ def load(stack: Stack) -> None:
     """Read and check each file at open, and take its lease. A store that never had a pin has no folder for
     them.
 
-    A file that is damaged, or whose version does not exist any more, is quarantined.
+    A file that is damaged, or that names a version which no longer exists, is quarantined.
     """
     if not os.path.isdir(f"{stack.root}/{FOLDER}"):
         return

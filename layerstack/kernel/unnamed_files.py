@@ -29,9 +29,7 @@ def end(scope: Scope) -> None:
     files, token = scope
     _open.reset(token)
     for file in files:
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk refused buffered bytes, which are not needed any more
+        with contextlib.suppress(OSError):  # a full disk refused buffered bytes, which are no longer needed
             file.close()
 
 

@@ -163,8 +163,8 @@ class Chain:
         return self.base if self.base.get(path) else None
 
     def find(self, path: str) -> State | None:
-        """Give the state of `path` in this version; None when absent. Symlinks on the way are not followed: a
-        path below one is absent.
+        """Give the state of `path` in this version; None when absent. Symlinks among its directories are not
+        followed: a path below one is absent.
         """
         who = self.layer_of(path)
         return None if who is None else who.tree.state(path)

@@ -45,7 +45,7 @@ def not_a_file(path: str, kind: str, *, parent: str | None = None) -> NotAFile:
     Other.
     """
     where = (
-        f"{path}: {parent!r} on the way is a symlink"
+        f"{path}: its directory {parent!r} is a symlink"
         if parent is not None
         else f"{path}: is a {kind.lower()}"
     )
@@ -83,7 +83,7 @@ class Snapshot:
 
     @property
     def lowerdirs(self) -> tuple[str, ...]:
-        """Absolute, topmost first, private layers included: ready for `overlay.create`."""
+        """Absolute, topmost first, pending layers included: ready for `overlay.create`."""
         found: list[str] = []
         for layer in self.chain.layers:
             assert isinstance(layer.tree, DiskTree)
@@ -120,7 +120,7 @@ class Snapshot:
 
         Raises:
             InvalidPath: not a path of a tree.
-            NotAFile: a directory on the way is a symlink (details.kind Symlink).
+            NotAFile: a directory of the path is a symlink (details.kind Symlink).
         """
         check(path)
         shown_by = self.chain.layer_of(path)
@@ -139,7 +139,7 @@ class Snapshot:
 
         Raises:
             NotFound: the path does not exist.
-            NotAFile: it is not a directory, or a directory on the way is a symlink.
+            NotAFile: it is not a directory, or a directory of the path is a symlink.
         """
         entry = self.stat(path)
         if entry is None:

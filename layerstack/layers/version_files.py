@@ -4,8 +4,8 @@ are the end of the head's list.
     {"schema_version":2,"version":V,"top":"<id of its newest layer>","sha256"}
 
 The layers of a version are those of the head that are not newer than it; `top` is the first of them, or a
-layer that a squash has merged into that one since. A version inside a squashed run does not exist any more.
-Older stores have a whole manifest in each file (schema 1), which is read too.
+layer that a squash has merged into that one since. A version inside a squashed run no longer exists. Older
+stores have a whole manifest in each file (schema 1), which is read too.
 
 A publication syncs the name of the file and not its bytes, since the head's manifest says the same (ADR
 0060). After a power cut it may be `lost`: the version is then as the head says, and the next open writes the

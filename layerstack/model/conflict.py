@@ -129,8 +129,8 @@ class TornUnit(NamedTuple):
         """Explain how to resolve the conflict: for the unit as a whole, since its files belong together."""
         if self.name != "git":
             return (
-                "rebase with on_conflict: one side's is taken as a whole, the other one is kept beside it; "
-                "make its changes there with the program that wrote them"
+                "rebase with on_conflict: one side's unit is taken as a whole, the other's kept beside it; "
+                "then make its changes in the taken one, with the program that wrote them"
             )
         span = "--root HEAD" if self.base_commit is None else f"{self.base_commit}.."
         return (
@@ -213,7 +213,7 @@ class Notice(NamedTuple):
     unit: str | None = None
     """The name of the unit whose root the path is."""
     number: int | None = None
-    """Number of paths that the notice stands for; `count` on the wire."""
+    """Number of paths that the notice is about; `count` on the wire."""
     more: int | None = None
     """Number of further notices of the kind that are not listed; set on the last one."""
     renamed: tuple[Renamed, ...] = ()

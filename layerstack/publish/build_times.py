@@ -184,7 +184,7 @@ class HeadTimes:
         self._bound: int | None = None
         self._moved = False
 
-    # what is decided
+    # ---- decisions
 
     def fit_to(self, head: Manifest) -> None:
         """Give the work the times for a publication on `head`. Raises OSError."""
@@ -224,7 +224,7 @@ class HeadTimes:
             return EPOCH_NS
         return min((one.oldest_input for one in unseen if one.oldest_input is not None), default=None)
 
-    # what is done
+    # ---- changes
 
     def _set_times(self, head: Chain, later_than: int, bound: int | None) -> None:
         """Make inputs newer than the time `later_than`, and outputs older than the second that contains

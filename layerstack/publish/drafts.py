@@ -1,7 +1,7 @@
 """Drafts: captured work that was not published, kept with its base until it is published or discarded.
 
     drafts/<id>/draft.json    base version and its layers (the lease), origin, reason
-    drafts/<id>/layer/        the captured work, immutable: a session opened from it mounts it as a private
+    drafts/<id>/layer/        the captured work, immutable: a session opened from it mounts it as a pending
                               layer
 
 `draft.json` is durable before the work is renamed in: a folder without `layer` is the start of a draft whose

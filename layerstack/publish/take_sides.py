@@ -6,8 +6,8 @@ The layer already shows ours at and below each path in conflict (`MergePlan`). I
 1. where theirs is taken, the head's entry shows again;
 2. where ours is taken, ours is put back if the first step hid it, and texts get their markers;
 3. entries of the side that does not show at a path are put beside it, as PATH.theirs or PATH.ours. Where a
-   directory of the path is none any more, that directory's name gets the suffix, and what is in it keeps
-   its name.
+   directory above the path is no longer a directory, the suffix is added to its name, and its entries keep
+   their names.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ MARKER = "recovery.json"
 TRIES_MAX = 2
 """Failed tries after which a session is quarantined: it is tried again only on request."""
 WHY_MAX = 4096
-DIED = "the process that tried it died on the way"
+DIED = "the process that tried it died"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk or quota; a try that ends with one is not counted."""
 
@@ -208,7 +208,7 @@ class Dead:
         Returns:
             The draft that the try made; None when nothing was unpublished, or when the try failed.
         Raises:
-            NotFound: the session is not in the table any more.
+            NotFound: the session is no longer in the table.
         """
         stack = self._stack
         with stack.lock:

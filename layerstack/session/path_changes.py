@@ -72,7 +72,8 @@ def move_path(stack: Stack, source: str, target: str, author: Author, *, overwri
     _check(target)
     if target == source or target.startswith(source + "/"):
         raise InvalidPath(
-            f"{source} cannot be moved to {target}, which is itself or inside of it", details={"path": target}
+            f"{source} cannot be moved to {target}, which is the same path or inside it",
+            details={"path": target},
         )
 
     def attempt(snapshot: Snapshot) -> Reshaped:
@@ -128,7 +129,7 @@ def _look_where(chain: Chain, path: str, *, missing: NotFound | None = None) -> 
 def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwrite: bool) -> None:
     """Check as rename(2) does: a file or symlink may replace another, a directory an empty one."""
     if not overwrite:
-        raise AlreadyExists(f"{target}: is there already", details={"path": target})
+        raise AlreadyExists(f"{target}: exists already", details={"path": target})
     if over.kind == DIRECTORY:
         if state.kind != DIRECTORY:
             raise not_a_file(target, "Directory")

@@ -98,8 +98,8 @@ class IgnoreRules:
     def ignored(self, path: str, is_dir: bool) -> bool:
         """Check whether git would ignore `path` if it were untracked. The root is never ignored.
 
-        Cost: a look-up and one or two regular expressions per `.gitignore` on the way up, one more per
-        pattern with `**` inside; and the same once more for each directory that is new to this object.
+        Cost: a look-up and one or two regular expressions per `.gitignore` in the directories above, one more
+        per pattern with `**` inside; and the same once more for each directory that is new to this object.
         """
         if not path:
             return False

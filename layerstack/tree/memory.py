@@ -78,7 +78,7 @@ class MemoryTree:
         return node
 
     def _own(self, path: str) -> _Node:
-        """Find the changes at the path to write to them; every directory on the way gets a node."""
+        """Find the changes at the path to write to them; every directory above it gets a node."""
         node = self._root
         if path:
             for name in path.split("/"):

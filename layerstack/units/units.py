@@ -332,7 +332,7 @@ class Decided(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """The three trees of a publication, and what is known about them."""
+    """The three trees of a publication, and predicates for their paths."""
 
     base: Find
     ours: Find
