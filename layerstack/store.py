@@ -26,7 +26,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from layerstack import stats
@@ -39,6 +39,8 @@ from layerstack.history.blame import blame
 from layerstack.history.blame_file import Answer as Blame
 from layerstack.kernel.fsync import Step, no_step
 from layerstack.kernel.xattrs import Form
+from layerstack.layers.snapshot import Snapshot
+from layerstack.model.file_change import FileChange
 from layerstack.model.resolution import Choice
 from layerstack.publish import draft_refs
 from layerstack.publish.drafts import Draft
@@ -272,6 +274,10 @@ class Store(Stack):
         return self._in_turn(
             lambda: path_changes.move_path(self, source, target, author, overwrite=overwrite)
         )
+
+    def change_files(self, plan: Callable[[Snapshot], Sequence[FileChange]], author: Author) -> Published:
+        """Publish changes of several files; see `layerstack.session.path_changes.change_files`."""
+        return self._in_turn(lambda: path_changes.change_files(self, plan, author))
 
     def _in_turn(self, attempt: Callable[[], T]) -> T:
         """Publish without a session: one caller at a time, after a squash if `auto_squash` requires it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eos_mcp.mcp import known_clients, render_conflicts
+from eos_mcp.mcp import known_clients, render_conflicts, render_files
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
 from eos_mcp.mcp.known_clients import LARGE_PAGE
 from eos_mcp.mcp.terminal_output import without_blank_rows
@@ -293,27 +293,19 @@ def _file_search(args: Object, reply: Object) -> str:
     return "\n".join(lines)
 
 
-def _where(args: Object) -> str:
-    return (
-        f"in session {args['workspace_session_id']} (private until published)"
-        if args.get("workspace_session_id")
-        else "and published"
-    )
-
-
 def _file_delete(args: Object, reply: Object) -> str:
-    return f"deleted {reply.get('kind')} {reply.get('path')} {_where(args)}"
+    return f"deleted {reply.get('kind')} {reply.get('path')} {render_files.where(args)}"
 
 
 def _file_move(args: Object, reply: Object) -> str:
-    return f"moved {reply.get('kind')} {reply.get('from')} to {reply.get('to')} {_where(args)}"
+    return f"moved {reply.get('kind')} {reply.get('from')} to {reply.get('to')} {render_files.where(args)}"
 
 
 def _file_change(args: Object, reply: Object) -> str:
     verb = {"create": "created", "update": "replaced", "edit": "edited"}.get(
         str(reply.get("type")), str(reply.get("type"))
     )
-    where = _where(args)
+    where = render_files.where(args)
     text = f"{verb} {reply.get('path')} {where}: {reply.get('bytes_written')} bytes"
     if "replacements" in reply:
         text += f", {reply.get('edits_applied')} edits, {reply['replacements']} replacements"
@@ -596,6 +588,7 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "file_search": _file_search,
     "file_delete": _file_delete,
     "file_move": _file_move,
+    "apply_patch": render_files.patched,
     "file_blame": _blame,
     "diff_draft": _diff,
     "diff_versions": _diff,

@@ -1,27 +1,29 @@
-"""Delete or move a path of the head without a session: one layer of whiteouts and hard links, with no
-mount.
+"""Delete, move or change paths of the head without a session: one layer of whiteouts, hard links and new
+files, with no mount.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from layerstack.core.stack import Stack
 from layerstack.errors import AlreadyExists, InvalidPath, NotADirectory, NotEmpty, NotFound
 from layerstack.layers.chain import Chain
 from layerstack.layers.index_file import build
 from layerstack.layers.snapshot import Snapshot, not_a_file
+from layerstack.model.file_change import FileChange
 from layerstack.model.paths import ancestors, check, join
 from layerstack.model.paths import parent as parent_of
 from layerstack.publish.outcome import Published
 from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Work, publish
 from layerstack.tree.disk import DiskTree
-from layerstack.tree.fileops import make_directory, set_meta
+from layerstack.tree.fileops import make_directory, set_attributes, set_meta
 from layerstack.tree.state import DIRECTORY, FILE, LINK, State
 
-NEW_DIRECTORY = 0o755
+NEW_FILE, NEW_DIRECTORY = 0o644, 0o755
+T = TypeVar("T")
 
 
 class Reshaped(NamedTuple):
@@ -93,6 +95,33 @@ def move_path(stack: Stack, source: str, target: str, author: Author, *, overwri
     return _on_head(stack, attempt)
 
 
+def change_files(stack: Stack, plan: Callable[[Snapshot], Sequence[FileChange]], author: Author) -> Published:
+    """Publish a layer that changes, makes and deletes files of the head, with no publish in between.
+
+    Args:
+        plan: gives the changes for a version, one for each path; called again when the head moved on. What it
+            raises passes.
+    Raises:
+        NotAFile: an ancestor is not a directory, or is a symlink. All else as `publish.publish`.
+    """
+
+    def attempt(snapshot: Snapshot) -> Published:
+        changes = plan(snapshot)
+        for change in changes:
+            _check(change.path)
+            _look_where(snapshot.chain, change.path)
+
+        def write(layer: _Layer) -> None:
+            for change in changes:
+                layer.change(change)
+
+        size = sum(len(change.data) for change in changes if change.data is not None)
+        written = tuple(change.path for change in changes if change.data is not None)
+        return _publish(stack, snapshot, author, write, size=size, written=written)
+
+    return _on_head(stack, attempt)
+
+
 def _check(path: str) -> None:
     if check(path) == "":
         raise InvalidPath("the root can be neither deleted nor moved", details={"path": path})
@@ -141,7 +170,7 @@ def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwr
         )
 
 
-def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
+def _on_head(stack: Stack, attempt: Callable[[Snapshot], T]) -> T:
     """Repeat an attempt when another publish changed the same paths in between; the last round holds the
     lock.
     """
@@ -157,15 +186,24 @@ def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
         return attempt(snapshot)
 
 
-def _publish(stack: Stack, snapshot: Snapshot, author: Author, write: Callable[[_Layer], None]) -> Published:
+def _publish(
+    stack: Stack,
+    snapshot: Snapshot,
+    author: Author,
+    write: Callable[[_Layer], None],
+    *,
+    size: int = 0,
+    written: tuple[str, ...] = (),
+) -> Published:
+    """`size`: bytes of new files; what links add is seen in the layer itself."""
     head, chain = snapshot.manifest, snapshot.chain
-    stack.quota.admit(head, lambda: 0)  # the bytes are checked when the layer is made
+    stack.quota.admit(head, lambda: size)
     with stack.staging.temporary_names() as new_name:
         tree = DiskTree(new_name("reshape"), stack.form, aside=stack.staging.path, step=stack.step)
         layer = _Layer(tree, chain)
         write(layer)
         layer.close()
-        work = Work(tree, build(tree, chain), head.version, chain, (), layer.linked_bytes())
+        work = Work(tree, build(tree, chain), head.version, chain, (), layer.linked_bytes(), written)
         return publish(stack, work, author, merge=False)
 
 
@@ -185,6 +223,27 @@ class _Layer:
     def remove(self, path: str) -> None:
         self._reach(path)
         self._tree.whiteout(path)
+
+    def change(self, change: FileChange) -> None:
+        """Write the file with the attributes of the one that it is like, or delete it."""
+        path, data = change.path, change.data
+        if data is None:
+            if self._chain.find(path) is not None:
+                self.remove(path)
+            return
+        self._reach(path, touch=self._chain.find(path) is None)
+        full = self._tree.full(path)
+        fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+        like = self._chain.find(change.like) if change.like is not None else None
+        if like is None:
+            above = self._tree.state(parent_of(path))
+            set_meta(full, (change.mode(NEW_FILE), above.meta[1], above.meta[2]))
+        else:
+            set_attributes(full, like)
+            if change.executable is not None:
+                os.chmod(full, change.mode(like.meta[0]))
 
     def fill(self, target: str, source: str) -> None:
         """Put the head's entry at `source` at `target`, with its modes, owners, xattrs, times and hard
@@ -210,8 +269,11 @@ class _Layer:
         if state.linkable and shown_by is not None:
             self._linked.setdefault(shown_by.id, {})[state.inode] = state.size
 
-    def _reach(self, path: str) -> None:
-        """Make the directories above `path`; new ones have mode 0755 and the owner of their parent."""
+    def _reach(self, path: str, *, touch: bool = True) -> None:
+        """Make the directories above `path`; new ones have mode 0755 and the owner of their parent.
+
+        touch: a name is added or removed.
+        """
         tree = self._tree
         for ancestor in ancestors(path):
             if ancestor in self._folders:
@@ -225,7 +287,8 @@ class _Layer:
             os.mkdir(tree.full(ancestor))
             set_meta(tree.full(ancestor), (NEW_DIRECTORY, shown_by.meta[1], shown_by.meta[2]))
             self._touched.add(parent_of(ancestor))
-        self._touched.add(parent_of(path))
+        if touch:
+            self._touched.add(parent_of(path))
 
     def close(self) -> None:
         """Set the times of directories, all of which changed while the layer was made."""

@@ -169,6 +169,17 @@ def give(fd: int, owner: os.stat_result) -> None:
             os.fchown(fd, owner.st_uid, owner.st_gid)
 
 
+def carry_xattrs(dir_fd: int, name: str, fd: int) -> None:
+    """Copy ACLs and user xattrs of the old file; as in editors, one that cannot be set is left out."""
+    try:
+        with opened(name, FILE_FLAGS, dir_fd) as old:
+            for key in os.listxattr(old):
+                if key.startswith(("user.", "system.posix_acl")):
+                    os.setxattr(fd, key, os.getxattr(old, key))
+    except OSError:
+        return
+
+
 def regular(path: str, name: str, dir_fd: int) -> os.stat_result | None:
     """Stat the regular file at `path`; None if it is absent. Any other kind of file is refused."""
     found = lstat(name, dir_fd)

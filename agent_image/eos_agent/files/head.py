@@ -22,7 +22,6 @@ from eos_agent.files.dirfd import (
     not_found,
 )
 from eos_agent.files.mounted import (
-    MAX_EDIT_BYTES,
     edit_result,
     list_after,
     list_entry,
@@ -30,11 +29,13 @@ from eos_agent.files.mounted import (
     list_page,
     read_content,
 )
+from eos_agent.files.patch_plan import Plan, plan_patch
 from eos_agent.wire.encoding import UTF8, encoding_of
 from eos_agent.wire.protocol import OperationError
 from eos_agent.wire.workspace_path import resolve
 from layerstack.errors import AlreadyExists, LayerStackError, NotADirectory, NotAFile, NotEmpty, NotFound
 from layerstack.model.conflict import path_json
+from layerstack.model.file_change import FileChange
 from layerstack.model.paths import ancestors
 from layerstack.publish.publish import Author
 from layerstack.tree.state import DIRECTORY, FILE, LINK
@@ -57,7 +58,8 @@ def perform_on_head(
     request_id: str,
     agent: str | None,
 ) -> dict[str, Any]:
-    """Perform one file operation on the head: read | write | edit | list | stat | delete | move, like
+    """Perform one file operation on the head: read | write | edit | list | stat | delete | move | patch,
+    like
     `perform_in_mount`.
 
     Raises:
@@ -70,15 +72,17 @@ def perform_on_head(
         return _list(store, root, args)
     if name == "stat":
         return _stat(store, root, args)
-    if name in ("delete", "move"):
+    if name in ("delete", "move", "patch"):
         author = Author(f"operation:{request_id}", request_id, agent)
+        if name == "patch":
+            return _patch(store, root, args, author)
         return _delete(store, root, args, author) if name == "delete" else _move(store, root, args, author)
     encoding = encoding_of(args, text_only=True) if name == "edit" else UTF8
     edits = text.parse_edits(args["edits"], encoding) if name == "edit" else []
     with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p))
     owner = f"operation:{request_id}"
-    max_edit: int = args.get("max_bytes", MAX_EDIT_BYTES)
+    max_edit: int = args.get("max_bytes", text.MAX_EDIT_BYTES)
     before: list[bytes | None] = []
     edited: list[text.Edited] = []
 
@@ -228,3 +232,41 @@ def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> d
             wrong = source if error.details.get("path") == source else target
             raise _refused(snapshot, wrong, error) from None
     return moved(source, target, LETTERS[done.kind])
+
+
+def _patch(store: Store, root: str, args: Mapping[str, Any], author: Author) -> dict[str, Any]:
+    """Publish all files of a patch as one layer; it is applied again when the head moved on."""
+    max_bytes: int = args.get("max_bytes", text.MAX_EDIT_BYTES)
+    made: list[Plan] = []
+
+    def plan(snapshot: Snapshot) -> list[FileChange]:
+        made[:] = [
+            plan_patch(
+                args["patch"],
+                root,
+                lambda path: _content(snapshot, path, max_bytes),
+                lambda path: _exists(snapshot, path),
+                max_bytes,
+            )
+        ]
+        return made[0].changes
+
+    store.change_files(plan, author)
+    return made[0].to_json()
+
+
+def _content(snapshot: Snapshot, path: str, max_bytes: int) -> bytes | None:
+    try:
+        entry = snapshot.stat(path)
+    except NotAFile as error:
+        raise _refused(snapshot, path, error) from None
+    if entry is None:
+        missing = _missing(snapshot, path)
+        if missing.details.get("reason") != "file_not_found":
+            raise missing
+        return None
+    if entry.kind != "file":
+        target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
+        raise not_a_file(path, KINDS[entry.kind], target=target)
+    with open(os.open(entry.real_path, FILE_FLAGS), "rb") as file:
+        return file.read(max_bytes + 1)

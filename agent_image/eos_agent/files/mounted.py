@@ -19,7 +19,7 @@ from typing import IO, Any
 from eos_agent.files import text
 from eos_agent.files.dirfd import (
     DIR_FLAGS,
-    FILE_FLAGS,
+    carry_xattrs,
     directory,
     exists,
     give,
@@ -31,6 +31,7 @@ from eos_agent.files.dirfd import (
     regular,
 )
 from eos_agent.files.move import PASSING, delete, move, passing_place, stat_path
+from eos_agent.files.patch_mount import apply_patch
 from eos_agent.files.search import Tell, search
 from eos_agent.kernel.passwd import find_account
 from eos_agent.wire.encoding import BASE64, UTF8, encoding_of, read_window
@@ -40,7 +41,6 @@ from layerstack.kernel import tempnames
 from layerstack.kernel.fsync import write_all
 from layerstack.model.conflict import path_json
 
-MAX_EDIT_BYTES = 4 * 1024 * 1024
 MAX_LIST_ENTRIES = 2000
 EDIT_ROUNDS = 20
 
@@ -51,8 +51,8 @@ def perform_in_mount(
     """Perform one file operation below `root`.
 
     Args:
-        name: read | write | edit | list | stat | delete | move | search; account: look up the `user` of a
-            command.
+        name: read | write | edit | list | stat | delete | move | patch | search; account: look up the `user`
+            of a command.
         args: the operation's checked arguments; `max_bytes` and `max_entries` are the configured limits. A
             search sets a timer and limits of the process that runs it, so it needs a process of its own.
         data: the content to write.
@@ -109,7 +109,7 @@ def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     encoding = encoding_of(args, text_only=True)
     edits = text.parse_edits(args["edits"], encoding)
     path = resolve(args, root, lambda p: exists(root_fd, p))
-    max_bytes = args.get("max_bytes", MAX_EDIT_BYTES)
+    max_bytes = args.get("max_bytes", text.MAX_EDIT_BYTES)
     with parent_of(root_fd, path) as (parent, name):
         for _ in range(EDIT_ROUNDS):
             with open(open_regular(path, name, parent), "rb") as file:
@@ -182,7 +182,7 @@ def _replace(
         give(fd, os.fstat(dir_fd) if before is None else before)
         os.fchmod(fd, mode)
         if before is not None:
-            _carry_xattrs(dir_fd, name, fd)
+            carry_xattrs(dir_fd, name, fd)
         if aside_fd < 0:
             if before is None:
                 try:
@@ -206,17 +206,6 @@ def _link(fd: int, name: str, dir_fd: int) -> None:
 def _unlink(name: str, dir_fd: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
-
-
-def _carry_xattrs(dir_fd: int, name: str, fd: int) -> None:
-    """Copy ACLs and user xattrs of the old file; as in editors, one that cannot be set is left out."""
-    try:
-        with opened(name, FILE_FLAGS, dir_fd) as old:
-            for key in os.listxattr(old):
-                if key.startswith(("user.", "system.posix_acl")):
-                    os.setxattr(fd, key, os.getxattr(old, key))
-    except OSError:
-        return
 
 
 def list_limit(args: Mapping[str, Any]) -> int:
@@ -282,4 +271,5 @@ _OPERATIONS: dict[str, Callable[[int, str, Mapping[str, Any]], dict[str, Any]]] 
     "stat": stat_path,
     "delete": delete,
     "move": move,
+    "patch": apply_patch,
 }

@@ -137,10 +137,11 @@ def passing_place(dir_fd: int, name: str = "") -> Generator[int]:
         with opened(name, DIR_FLAGS, dir_fd) as fd:
             yield fd
     finally:
-        _clear(name, dir_fd)
+        clear_place(name, dir_fd)
 
 
-def _clear(name: str, dir_fd: int) -> None:
+def clear_place(name: str, dir_fd: int) -> None:
+    """Remove a temporary directory with its content, if it exists."""
     try:
         os.rmdir(name, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -160,7 +161,7 @@ def clear_after_move(root: str, args: Mapping[str, Any]) -> None:
     with opened(root, DIR_FLAGS) as root_fd:
         target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
         with parent_of(root_fd, target) as (to_fd, _):
-            _clear(args["passing"], to_fd)
+            clear_place(args["passing"], to_fd)
 
 
 def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from eos_agent.wire.workspace_path import shown
 
 MAX_WINDOW_LINES = 2000
 MAX_WINDOW_BYTES = 262144
+MAX_EDIT_BYTES = 4 * 1024 * 1024
 CHUNK = 1 << 20
 SCAN_S = 20.0
 """Longest time of one pass over a file, in seconds: a sparse file of some TiB would block its session for

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from eos_agent.files import mounted, move
+from eos_agent.files import mounted, move, patch_mount
 from eos_agent.init.kill import Kill, send, send_to_group
 from eos_agent.init.spawn import cwd_not_found, exec_failed, find_program, plumb, start, too_many_in_flight
 from eos_agent.init.worker import Undo, Work, Worker
@@ -225,6 +225,9 @@ class InitLoop:
         if message["name"] == "move":
             args = {**args, "passing": tempnames.place_name()}
             undo = functools.partial(move.clear_after_move, self._root, args)
+        elif message["name"] == "patch":
+            args = {**args, "passing": tempnames.place_name()}
+            undo = functools.partial(patch_mount.clear_after_patch, self._root, args)
 
         def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             try:

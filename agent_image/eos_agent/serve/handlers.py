@@ -10,8 +10,8 @@ from eos_agent.base.pool import Pool
 from eos_agent.base.settings import Settings
 from eos_agent.base.telemetry import Telemetry
 from eos_agent.files import head
-from eos_agent.files.mounted import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
-from eos_agent.files.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
+from eos_agent.files.mounted import MAX_LIST_ENTRIES
+from eos_agent.files.text import MAX_EDIT_BYTES, MAX_WINDOW_BYTES, MAX_WINDOW_LINES
 from eos_agent.observe.agent import Agent, ConnectionCount
 from eos_agent.observe.daemon import daemon, measure, own_figures
 from eos_agent.observe.diagnostics import SelfDiagnostics
@@ -49,7 +49,7 @@ DRAFTS_SHOWN = 50
 """Most drafts in an answer of list_workspace_sessions, which has the newest; list_drafts has all."""
 UNTRACED = frozenset({"sandbox_daemon_ready", *(operation.name for operation in OBSERVABILITY)})
 """Operations without a trace, so that `last` is the trace of the last request that was not an observation."""
-CHANGING_FILES = frozenset({"write", "edit", "delete", "move"})
+CHANGING_FILES = frozenset({"write", "edit", "delete", "move", "patch"})
 
 
 def _made(draft: dict[str, Any]) -> int:
@@ -112,6 +112,7 @@ class Handlers:
             "file_stat": self._file("stat"),
             "file_delete": self._file("delete"),
             "file_move": self._file("move"),
+            "apply_patch": self._file("patch"),
             "file_search": lambda args, request: file_calls.search(sessions, args, request.request_id),
             "file_blame": self._history(look_back.file_blame),
             "diff_draft": self._history(look_back.diff_draft),
@@ -207,6 +208,7 @@ class Handlers:
         limits: dict[str, Any] = {
             "read": {"max_bytes": self.settings.get("runtime.file.max_output_bytes", MAX_WINDOW_BYTES)},
             "edit": {"max_bytes": self.settings.get("runtime.file.max_edit_bytes", MAX_EDIT_BYTES)},
+            "patch": {"max_bytes": self.settings.get("runtime.file.max_edit_bytes", MAX_EDIT_BYTES)},
             "list": {"max_entries": self.settings.get("runtime.file.max_list_entries", MAX_LIST_ENTRIES)},
         }.get(name, {})
 

@@ -36,11 +36,15 @@ async def file_op(
             try:
                 done = (
                     await session.init.file_op(
-                        name, args, data, in_worker=name == "delete" and args["recursive"]
+                        name,
+                        args,
+                        data,
+                        in_worker=name == "patch" or (name == "delete" and args["recursive"]),
                     )
                 )[0]
-                if name in WRITING:
-                    session.upper.note_written(path_of(done))
+                for one in (done,) if name in WRITING else done.get("files", ()):
+                    if one["type"] != "delete":
+                        session.upper.note_written(path_of(one))
                 return done
             except OperationError as error:
                 if error.details.get("reason") != COPY_NEEDED:

@@ -26,6 +26,7 @@ from eos_agent.wire.operation import (
 )
 from eos_agent.wire.operations_files import CONTRACT_FILES, MORE_FILES
 from eos_agent.wire.operations_observe import OBSERVABILITY
+from eos_agent.wire.operations_patch import APPLY_PATCH
 from eos_agent.wire.operations_rebase import ALLOW_UNRESOLVED, CONFLICTS, ON_CONFLICT, PATHS, REBASE
 
 RUNTIME_FAMILIES = (
@@ -862,6 +863,7 @@ RUNTIME: tuple[Operation, ...] = (
         result_example='{"draft_id": "draft-0123456789abcdef", "discarded": true, "bytes": 90}',
     ),
     *MORE_FILES,
+    APPLY_PATCH,
     Operation(
         "list_versions",
         "runtime",
