@@ -146,7 +146,7 @@ class Exports:
                     wanted["outputs"] = request.rules.times != "keep"
                     if request.base is None or not await self._run(os.path.isdir, request.base):
                         wanted["base"] = True
-            if "earlier" not in wanted:  # nothing is in the way
+            if "earlier" not in wanted:  # no record of an earlier export prevents it
                 wanted["runs"] = True
             if request.version is not None:
                 wanted["version"] = request.version

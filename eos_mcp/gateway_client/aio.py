@@ -99,7 +99,7 @@ class GatewayClient:
                     await self._hold(settings)
                 with await self._connect(settings) as sock:
                     self._settings = settings
-                    if settings.token is None:  # a gateway that was just started has made its token by now
+                    if settings.token is None:  # a gateway that was just started has made its token
                         token, streams = token_file.read(), on_progress is not None
                         line = _line(op, args, sandbox_id, request_id, token, streams, self._client)
                     reply = await _exchange(sock, line, on_progress)

@@ -56,7 +56,7 @@ class Screen:
         at = 0
         while at < len(text):
             found = _TOKEN.match(text, at)
-            if found is None:  # a sequence that goes on in the next piece, or none
+            if found is None:  # a sequence that continues in the next chunk, or none
                 if len(text) - at <= PARTIAL_MAX and _PARTIAL.match(text, at):
                     self._rest = text[at:]
                     return

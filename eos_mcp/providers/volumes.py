@@ -106,7 +106,7 @@ class Volumes:
         labels = [f"{key}={value}" for key, value in self.labels.items()]
         for volume in self.client.volumes.list(filters={"dangling": True, "label": labels}):
             if volume.name.startswith(RUNTIME_PREFIX) and volume.name != newest:
-                with contextlib.suppress(APIError):  # a container uses it by now
+                with contextlib.suppress(APIError):  # a container uses it now
                     self.remove(volume.name)
 
     def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> bool:
