@@ -87,7 +87,7 @@ def newest_in(layers: Iterable[Layer]) -> int:
 
 def published_ns(layer: Layer) -> int | None:
     """Give the latest time at which the newest publication in the layer can have been made; None for the
-    base.
+    base, and where it is not recorded.
     """
     if layer.is_base:
         return None

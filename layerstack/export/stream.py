@@ -447,7 +447,7 @@ def stream(
             format is 4.
         earlier: files of older layers; each file and deletion then lists them in the record `EOS.earlier`,
             for a receiver that compares.
-        outputs: predicate for outputs of builds; each such file then has the record `EOS.output`.
+        outputs: True for an output of builds; each such file then has the record `EOS.output`.
         base: first send the base's entries at changed paths (`states_of_base`).
     Yields:
         Byte strings of any length, from format 2 on also ranges of files. An error of the disk or the store

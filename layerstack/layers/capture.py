@@ -54,9 +54,9 @@ def capture_tree(
 
     Args:
         keep: subtrees that are known to be in final form are not entered.
-        is_input: predicate: the file is an input of builds. An input that differs from the base only by a
-            later time is kept if a changed file has a time between the two, since that file may have been
-            made from what the input contained at that time. None: no such input is kept.
+        is_input: True for an input of builds. An input that differs from the base only by a later time is
+            kept if a changed file has a time between the two, since that file may have been made from what
+            the input contained at that time. None: no such input is kept.
     Raises:
         OSError: the disk refused; the view is unchanged, and another capture continues from there.
     Cost: O(entries of the tree) look-ups; content is read where a file of equal size is below.

@@ -216,7 +216,7 @@ def build(
     Args:
         hashes: False leaves out digests and sizes, which a plan does not need.
         leaving: start writing the files out, since they will be synced soon.
-        touched: predicate: the file is there for its time alone (`Captured.touched`). Such a file is listed,
+        touched: True for a file that is there for its time alone (`Captured.touched`). Such a file is listed,
             and is not a change.
     Raises:
         OSError; Stopped, at any entry.

@@ -1,4 +1,4 @@
-"""The change of one file, one of several that are made together."""
+"""The change of one file, among several that are published together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class FileChange(NamedTuple):
-    """The content of `path` after a change of several files."""
+    """The state of `path` after the change."""
 
     path: str
     data: bytes | None

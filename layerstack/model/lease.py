@@ -66,8 +66,8 @@ class Leases:
             return tuple(self._held.values())
 
     def boundaries(self) -> tuple[Lease, ...]:
-        """List the leases on versions that are later compared with or opened again. The newest layer of such
-        a version may only be the newest layer of a squashed run.
+        """List the leases on versions that are later compared with or opened again. A squash leaves the
+        newest layer of such a version as it is.
         """
         return tuple(lease for lease in self.all() if lease.kind != READER)
 

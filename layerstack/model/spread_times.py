@@ -9,9 +9,9 @@ SECOND, MILLISECOND = 1_000_000_000, 1_000_000
 
 
 def spread(times: Sequence[int], first: int, last: int) -> Callable[[int], int]:
-    """Map sorted, distinct times to new times in the same order. The new times end at `last`, are a
-    millisecond apart where all of them then fit after `first`, and are later than the millisecond before
-    `first`, since some tools compare milliseconds only.
+    """Map sorted, distinct times to new times in the same order, up to `last`: a millisecond apart or, if
+    they then do not fit after `first`, closer together. All are later than the millisecond before `first`,
+    since some tools compare milliseconds only.
     """
     first = -(-first // MILLISECOND) * MILLISECOND
     count, last = len(times), max(first, last)

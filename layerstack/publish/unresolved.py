@@ -65,7 +65,7 @@ def check(unresolved: Unresolved, tree: Tree) -> None:
 def refusal(unresolved: Unresolved, tree: Tree) -> UnresolvedConflicts | None:
     """Give the refusal of captured work, or None when no marker line is left in its files.
 
-    Cost: a read of each file in `unresolved`; of at most MOVED_MAX changed files if one of those is gone.
+    Cost: a read of each file in `unresolved`; of at most MOVED_MAX changed files if one of those is removed.
     """
     found: list[tuple[str, Sequence[int]]] = []
     moved: set[str] = set()

@@ -251,8 +251,9 @@ class Dead:
     def _is_over(self, session: DeadSession) -> bool:
         """Return True when the session has no work left to keep.
 
-        The session's folder is gone, or its work is in a published layer, whose draft is then consumed. Work
-        that is in `layers/` because a rename could not be undone counts as left: `bring_back` moves it back.
+        The session's folder is removed, or its work is in a published layer, whose draft is then consumed.
+        Work that is in `layers/` because a rename could not be undone counts as left: `bring_back` moves it
+        back.
         """
         stack, folder = self._stack, f"{self._stack.root}/sessions/{session.session_id}"
         if not os.path.isdir(folder):
@@ -348,7 +349,7 @@ class Dead:
 
         Raises:
             NotFound. StoreBusy: an overlay is still mounted on its upperdir.
-            OSError: its folder could not be moved away and is unchanged; or it is gone, and only the fsync
+            OSError: its folder could not be moved away and is unchanged; or it is deleted, and only the fsync
                 failed.
         """
         stack = self._stack

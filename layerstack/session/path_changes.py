@@ -99,8 +99,8 @@ def change_files(stack: Stack, plan: Callable[[Snapshot], Sequence[FileChange]],
     """Publish a layer that changes, makes and deletes files of the head, with no publish in between.
 
     Args:
-        plan: gives the changes for a version, one for each path; called again when the head moved on. What it
-            raises passes.
+        plan: version -> its changes, at most one for each path; called again when the head moved. Its
+            exceptions are raised.
     Raises:
         NotAFile: an ancestor is not a directory, or is a symlink. All else as `publish.publish`.
     """
@@ -195,7 +195,9 @@ def _publish(
     size: int = 0,
     written: tuple[str, ...] = (),
 ) -> Published:
-    """`size`: bytes of new files; what links add is seen in the layer itself."""
+    """Build the layer and publish it. `size`: bytes of new files; those of hard links are counted in the
+    layer.
+    """
     head, chain = snapshot.manifest, snapshot.chain
     stack.quota.admit(head, lambda: size)
     with stack.staging.temporary_names() as new_name:
@@ -225,7 +227,7 @@ class _Layer:
         self._tree.whiteout(path)
 
     def change(self, change: FileChange) -> None:
-        """Write the file with the attributes of the one that it is like, or delete it."""
+        """Write the file with the attributes of `like`, or delete it."""
         path, data = change.path, change.data
         if data is None:
             if self._chain.find(path) is not None:

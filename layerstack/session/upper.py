@@ -56,7 +56,7 @@ SIZE_WALK_MAX = 50_000
 
 
 class UpperState(enum.Enum):
-    """Stage of life of an upper. LIVE and CAPTURED follow each other until one of the last two.
+    """State of an upper. LIVE and CAPTURED follow each other until one of the last two.
 
     A capture leads from LIVE to CAPTURED. The upper is LIVE again when a pending layer or a rebase has taken
     over the captured work, or when the capture changed nothing.
