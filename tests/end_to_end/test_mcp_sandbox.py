@@ -268,7 +268,9 @@ def test_a_cancelled_command_is_killed_with_all_it_started_and_its_work_is_a_dra
         assert (ended.structure["status"], ended.structure["exit_code"]) == ("cancelled", 130)
         assert processes.processes_that_name(nap) == []
         draft = ended.structure["draft_id"]
-        assert f"NOT PUBLISHED (cancelled): its changes are kept in {draft}" in ended.text
+        assert (
+            "NOT PUBLISHED (interrupted)" in ended.text and f"its changes are kept in {draft}" in ended.text
+        )
         (kept,) = [d for d in use(other, "list_drafts").structure["drafts"] if d["draft_id"] == draft]
         assert kept["reason"] == "interrupted"
         assert use(other, "file_read", path="cancelled").is_error

@@ -90,7 +90,6 @@ NO_ID = (
     b"[]\n",
     b"null\n",
     b'"text"\n',
-    b'{"jsonrpc":"2.0","id":null,"method":"ping"}\n',
     b"\x00\n",
 )
 
