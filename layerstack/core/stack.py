@@ -36,7 +36,7 @@ class Stack:
     """
 
     def __init__(self, root: str, form: Form, step: Step, lock_fd: int) -> None:
-        """There is no head before `become`."""
+        """Begin without a head; `become` sets it."""
         self.root, self.form, self.step = root, form, step
         self.lock = threading.RLock()
         """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
@@ -87,7 +87,9 @@ class Stack:
         return self._lock_fd
 
     def check_open(self) -> None:
-        """Raise Invalid (reason store_closed) after `close`: another process may have the store by now."""
+        """Raise Invalid (reason store_closed) after `close`: another process may have opened the store
+        since.
+        """
         if self._lock_fd < 0:
             raise Invalid(
                 f"{self.root}: the store was closed", reason="store_closed", details={"store": self.root}

@@ -24,7 +24,7 @@ class Damage(NamedTuple):
     what: str
     """The fault, as a predicate after the name of the file."""
     found_by: str
-    """How it was found: `checksum`, `digest`, …"""
+    """The comparison that found it: `checksum`, `digest`, …"""
 
 
 class Note(NamedTuple):

@@ -71,7 +71,7 @@ def varies(found: Mapping[str, bytes]) -> bool:
 
 
 def digest(found: Mapping[str, bytes]) -> str:
-    """Digest names and values as they are stored, in hex; empty when there are none."""
+    """Give the digest of names and values as stored, in hex; empty when there are none."""
     if not found:
         return ""
     total = hashlib.sha256()

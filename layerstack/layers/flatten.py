@@ -81,7 +81,7 @@ class Flattened(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How far down the run a directory of the result extends."""
+    """Extent of a directory of the result: the layers of the run that contribute to it."""
 
     mask: int
     """The oldest rank whose layer contributes entries."""

@@ -64,7 +64,7 @@ class Whiteout(NamedTuple):
 
 
 class Recapture(NamedTuple):
-    """Capture the directory once more, against the head; no edit of its own."""
+    """Capture the directory again, against the head; changes nothing by itself."""
 
     path: str
 

@@ -76,7 +76,7 @@ class Dead:
         self._known: dict[str, DeadSession] = {}
 
     def all(self) -> list[DeadSession]:
-        """All dead sessions, sorted by id."""
+        """List all dead sessions, sorted by id."""
         with self._stack.lock:
             return [self._known[session_id] for session_id in sorted(self._known)]
 

@@ -1,4 +1,4 @@
-"""Units: paths that are one value to the program that writes them. This module decides what becomes of a unit
+"""Units: paths that are one value to the program that writes them. This module decides the result for a unit
 that both sides changed (ADR 0046); pure apart from reads of states.
 
 - A side *changed* a unit when a member has another content, kind or presence than in the base. A change of
