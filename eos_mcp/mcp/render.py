@@ -590,6 +590,7 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "file_move": _file_move,
     "apply_patch": render_files.patched,
     "file_blame": _blame,
+    "diff_session": render_files.session_diff,
     "diff_draft": _diff,
     "diff_versions": _diff,
     "rollback_to": _rolled_back,

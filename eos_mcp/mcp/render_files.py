@@ -24,3 +24,35 @@ def patched(args: Object, reply: Object) -> str:
             line += f"  ({row['hunks_moved']} hunks found at another line)"
         lines.append(line)
     return "\n".join(lines)
+
+
+def session_diff(args: Object, reply: Object) -> str:
+    """Text of diff_session: a line for each path, then the patches."""
+    whose = reply.get("workspace_session_id") or reply.get("draft_id")
+    found = rows(reply.get("entries"))
+    if not found:
+        return f"{whose} changed nothing here" if reply.get("against") != "head" else "nothing differs"
+    since = (
+        "the head"
+        if reply.get("against") == "head"
+        else f"version {reply.get('base_version', 'it began with')}"
+    )
+    lines = [f"{whose} against {since}: {len(found)} paths" + (" on this page" if reply.get("next") else "")]
+    for row in found:
+        note = f"  (same content as deleted {row['from']})" if row.get("from") else ""
+        note += (
+            "  (binary)"
+            if row.get("binary")
+            else "  (mode or owner)"
+            if row.get("change") == "attributes"
+            else ""
+        )
+        lines.append(f"{row.get('status')}  {row.get('path')}{note}")
+    for row in found:
+        if row.get("patch"):
+            lines.append(str(row["patch"]).rstrip("\n"))
+        if row.get("patch_truncated"):
+            lines.append(f"(the patch of {row.get('path')} is cut; ask for this path alone)")
+    if reply.get("next") is not None:
+        lines.append(f"more: call again with cursor={reply['next']}")
+    return "\n".join(lines)

@@ -5,6 +5,7 @@ patches.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
@@ -13,13 +14,15 @@ from layerstack.core.stack import Stack
 from layerstack.errors import LayerStackError
 from layerstack.history.patch import PATCH_LIMIT, Patch, patch
 from layerstack.layers.chain import Chain
+from layerstack.layers import delta
 from layerstack.layers.delta import change_of
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Fingerprint
 from layerstack.model.lease import READER
 from layerstack.model.paths import check
 from layerstack.publish import draft_refs
-from layerstack.tree.state import State, fingerprint
+from layerstack.session.upper import Upper
+from layerstack.tree.state import State, equal, fingerprint
 
 PAGE, PAGE_BYTES = 200, 256 << 10
 """Most changes of one page, and bytes of their patches after which it ends."""
@@ -158,6 +161,25 @@ def diff_draft(
             head = now.chain
             return _page(
                 paths, start, under, lambda path: (base.find(path), head.find(path), work.find(path))
+            )
+
+
+def diff_upper(stack: Stack, upper: Upper, *, against: str = "base", under: str = "", start: int = 0) -> Page:
+    """Give the present changes of a session, like `diff_draft`. Each page looks at all of its work again."""
+    check(under)
+    with upper.changes() as (base, work):
+        paths = delta.paths(base, work, under=under)
+        if against == "base":
+            rest = itertools.islice(paths, start, None)
+            return _page(rest, start, under, lambda path: _three(base, work, path))
+        with stack.reading() as now:
+            head = now.chain
+            differ = (path for path in paths if not equal(head.find(path), work.find(path)))
+            return _page(
+                itertools.islice(differ, start, None),
+                start,
+                under,
+                lambda path: (base.find(path), head.find(path), work.find(path)),
             )
 
 

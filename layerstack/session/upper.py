@@ -252,6 +252,27 @@ class Upper:
                 found = found._replace(would_publish=False, refused=left)
             return found._replace(notices=self._notices(found.notices))
 
+    @contextlib.contextmanager
+    def changes(self) -> Generator[tuple[Chain, Chain]]:
+        """Give the chain of the base, and the same with the present work on top, by reading alone.
+
+        The processes of a live session should be frozen for the length of the block, in which the content
+        is read.
+        """
+        with self._lock:
+            self._live()
+            self._published_is_final()
+            self._renew()
+            tree = MemoryTree.load(self._tree())
+            capture_tree(tree, self._chain)
+            if self._chain.private:
+                tree = MemoryTree.load(FlattenedTree(self._block(tree), self._base))
+                capture_tree(tree, self._base)
+            index = build(tree, self._base, hashes=False).records
+            layer = Layer(LayerId("upper"), tree, self._manifest.version, index)
+            base, stack = self._base, self._stack
+            yield base, Chain(base.published, stack.layers.path_index, stack.form, (layer,))
+
     def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
         refused = self._stack.routes.refused(self._manifest.version)
         all_of_them = (

@@ -22,7 +22,7 @@ from eos_agent.observe.sampler import Sampler
 from eos_agent.observe.snapshot import snapshot
 from eos_agent.observe.topology import topology
 from eos_agent.observe.trace import trace
-from eos_agent.sessions import file_calls, look_back, publish, rebase, unpublished
+from eos_agent.sessions import diff_session, file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
 from eos_agent.sessions.commands import Commands
 from eos_agent.sessions.squash import Squashes
@@ -115,6 +115,9 @@ class Handlers:
             "apply_patch": self._file("patch"),
             "file_search": lambda args, request: file_calls.search(sessions, args, request.request_id),
             "file_blame": self._history(look_back.file_blame),
+            "diff_session": lambda args, request: diff_session.diff_session(
+                sessions, args, request.request_id
+            ),
             "diff_draft": self._history(look_back.diff_draft),
             "list_versions": self._history(look_back.list_versions),
             "diff_versions": self._history(look_back.diff_versions),

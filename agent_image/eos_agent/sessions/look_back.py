@@ -69,7 +69,7 @@ def _under(store: Store, root: str, args: dict[str, Any]) -> str:
     return resolve(args, root, lambda p: _exists(store, p), allow_root=True)
 
 
-def _lines(change: Change) -> dict[str, Any]:
+def lines_of(change: Change) -> dict[str, Any]:
     """The patch as text; `binary` when the content is not UTF-8 or too large."""
     made = change.patch
     if made is None:
@@ -83,7 +83,7 @@ def _lines(change: Change) -> dict[str, Any]:
 
 def _page(page: versions.Page, row: Callable[[Change], dict[str, Any]]) -> dict[str, Any]:
     entries = [
-        {**path_json(change.path), "change": change.change, **row(change), **_lines(change)}
+        {**path_json(change.path), "change": change.change, **row(change), **lines_of(change)}
         for change in page.changes
     ]
     return {"entries": entries, "next": None if page.next is None else str(page.next)}

@@ -24,6 +24,7 @@ from eos_agent.wire.operation import (
     Operation,
     ResultField,
 )
+from eos_agent.wire.operations_diff import DIFF_SESSION
 from eos_agent.wire.operations_files import CONTRACT_FILES, MORE_FILES
 from eos_agent.wire.operations_observe import OBSERVABILITY
 from eos_agent.wire.operations_patch import APPLY_PATCH
@@ -864,6 +865,7 @@ RUNTIME: tuple[Operation, ...] = (
     ),
     *MORE_FILES,
     APPLY_PATCH,
+    DIFF_SESSION,
     Operation(
         "list_versions",
         "runtime",
