@@ -13,8 +13,8 @@ from typing import NamedTuple
 from layerstack.core.stack import Stack
 from layerstack.errors import LayerStackError
 from layerstack.history.patch import PATCH_LIMIT, Patch, patch
-from layerstack.layers.chain import Chain
 from layerstack.layers import delta
+from layerstack.layers.chain import Chain
 from layerstack.layers.delta import change_of
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Fingerprint
