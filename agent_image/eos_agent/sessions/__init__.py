@@ -1,4 +1,5 @@
-"""RUNS IN THE AGENT: sessions and commands from creation to publication, draft or end.
+"""RUNS IN THE AGENT: sessions and commands, from their creation until their work is published, a draft, or
+discarded.
 
-Imports `handles` and what is below it.
+Imports `handles` and lower levels.
 """

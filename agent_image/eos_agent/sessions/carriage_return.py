@@ -1,5 +1,5 @@
-"""Show what a terminal shows of a row in which carriage returns went back to its beginning: a progress bar
-leaves its last state. Pure.
+"""Reduce rows with carriage returns to the text that a terminal shows in the end: of a progress bar, its last
+state. Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ _ERASES = re.compile(r"\x1b\[[02]?[KJ]")
 
 
 def collapse(text: str) -> str:
-    """Each row of `text` as it stood at its end. Colours and other sequences of what is shown stay; a row
-    without a carriage return is as it was.
+    """Return each row of `text` in its last state. Colours and other sequences of the visible part are kept;
+    a row without a carriage return is unchanged.
 
-    A column is a character here, whatever its width: after one of another width a rest of an overwritten text
-    may be off by a column. Cost: O(length).
+    Each character counts as one column: if wide characters were overwritten, the rest of the old text may be
+    off by a column. Cost: O(length).
     """
     if "\r" not in text:
         return text
@@ -23,8 +23,8 @@ def collapse(text: str) -> str:
 
 
 def _row(row: str) -> str:
-    """Go backwards from the last segment: of what was written before it counts only what was not
-    overwritten.
+    """Reduce one row, from its last segment backwards: of an earlier segment only the part that later ones
+    did not overwrite is kept.
     """
     shown, width = "", 0
     for piece in reversed(row.split("\r")):
@@ -33,7 +33,7 @@ def _row(row: str) -> str:
             shown += piece if not shown else plain[width:]
             width = len(plain)
         elif not shown and piece:
-            shown = piece  # nothing but sequences, which may colour or erase
+            shown = piece  # only sequences, which may colour or erase
         erased = _ERASES.search(piece) if "\x1b" in piece else None
         if erased is not None:
             break

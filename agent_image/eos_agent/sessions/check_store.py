@@ -1,9 +1,9 @@
-"""The operation fsck: the store against what was written to it, a page at a time; and the same of a store
-that no agent serves.
+"""The operation fsck: compare the store with its checksums and indexes, a page at a time; and the same check
+of a store that no agent serves.
 
-`python -m eos_agent.sessions.check_store [--base] DIR` is the latter, in a process of its own, so that it may
-enter the user namespace in which the store was written: whose files those are is a part of what is checked.
-It prints one JSON object a line and never writes to the store.
+`python -m eos_agent.sessions.check_store [--base] DIR` is the check without an agent. It is a process of its
+own, so that it can enter a user namespace like the one in which the store was written: the owners of files
+are checked too. It prints one JSON object per line and never writes to the store.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 PAGE_S = 2.0
-"""Seconds after which a page ends with the part in progress; a layer is not divided."""
+"""Seconds after which a page ends once the part in progress is checked; a layer is one part."""
 PAGE_LINES = 500
 TELL_S = 0.5
-"""How often the other process says how far it is."""
+"""Seconds between two progress lines of the check without an agent."""
 
 
 def _file(name: str, key: str = "file") -> dict[str, str]:
-    """`file`, and `file_b64` when it is not UTF-8."""
+    """The key `file`, and `file_b64` if the name is not UTF-8."""
     return {key + field.removeprefix("path"): value for field, value in path_json(name).items()}
 
 
@@ -47,7 +47,8 @@ def note_json(note: Note) -> dict[str, Any]:
 
 
 class Checks:
-    """The operation fsck, a page at a time, in a thread of its own: a large layer delays no other request."""
+    """The operation fsck, a page at a time, in a thread of its own, so that a large layer delays no other
+    request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -55,11 +56,11 @@ class Checks:
         self._stopped = threading.Event()
 
     async def page(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The operation fsck; see `page`."""
+        """Perform fsck in the thread; see the function `page`."""
         return await self._pool.run(lambda: page(self._store, args, stopped=self._stopped.is_set))
 
     def close(self) -> None:
-        """A page that is under way ends at the next entry, with an error."""
+        """End a page in progress, with an error, at its next entry."""
         self._stopped.set()
         self._pool.close()
 
@@ -67,12 +68,12 @@ class Checks:
 def page(
     store: Store, args: dict[str, Any], *, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """The operation fsck: what is left of the store after the cursor, as far as it goes in a page's time.
+    """Perform fsck: check the parts of the store after the cursor, as many as the time of a page allows.
 
     Args:
-        stopped: asked after each entry.
+        stopped: called after each entry; True ends the page with an error.
     Raises:
-        OperationError: invalid_request; the cursor is not one that this gave. server_shutting_down when it
+        OperationError: invalid_request; the cursor does not come from fsck. server_shutting_down if the page
             was stopped.
     """
     after = args.get("cursor")
@@ -110,15 +111,16 @@ def page(
         }
 
 
-# ---- a store without an agent
+# ---- the check of a store without an agent
 
 
 def find_store(folder: str) -> tuple[str, str | None]:
-    """The store in `folder`, which is one or the state of a local sandbox; and where that one's base lies.
+    """Find the store in `folder`, a store or the state directory of a local sandbox. Returns the store and
+    the path of its base, or None if the base is in the store.
 
     Raises:
-        OperationError: invalid_request, reason not_a_store: there is none, and no trace of one.
-        StoreCorrupt: what only a store holds is there, and its documents are gone.
+        OperationError: invalid_request, reason not_a_store: `folder` has neither a store nor a part of one.
+        StoreCorrupt: directories of a store exist, but its records are missing.
     """
     for root in (folder, f"{folder}/layer-stack"):
         if os.path.lexists(f"{root}/workspace.json") or os.path.lexists(f"{root}/manifest.json"):
@@ -151,8 +153,8 @@ def _base_of(state: str) -> str | None:
 
 
 def enter(root: str) -> str | None:
-    """See the store as the process that wrote it: files of an ordinary user's sandbox are uid 0's in there.
-    -> why that does not work.
+    """Enter the uid and user namespace of the process that wrote the store, in which files of an ordinary
+    user's sandbox belong to uid 0. Returns None, or the reason why that is impossible.
     """
     from eos_agent.kernel import namespaces
     from layerstack.kernel import records
@@ -178,11 +180,11 @@ def enter(root: str) -> str | None:
 
 
 def look(folder: str, *, base: bool, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Check the store in `folder`; `tell` gets `{"damage"}`, `{"note"}`, `{"progress"}`, and `{"end"}` with
-    the counts.
+    """Check the store in `folder`; `tell` is called with `{"damage"}`, `{"note"}`, `{"progress"}`, and last
+    `{"end"}` with the counts.
 
     Raises:
-        LayerStackError, OSError: it cannot be looked at.
+        LayerStackError, OSError: the store cannot be read.
     """
     root, base_dir = find_store(folder)
     why = enter(root)
@@ -209,8 +211,8 @@ def look(folder: str, *, base: bool, tell: Callable[[dict[str, Any]], None]) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`[--base] DIR`. Exit status 0 when it came to its end, whatever it found; 2 with `{"error"}` as the
-    last line.
+    """Run the command line `[--base] DIR`. Exit status 0 after a complete check, with or without damage; 2
+    after an error, with `{"error"}` as the last line.
     """
     from eos_agent.base.errors import operation_error
 

@@ -1,8 +1,8 @@
-"""One command from spawn to its terminal state.
+"""One command, from its spawn to its terminal state.
 
-Everything here runs on the event loop. A command has ended when its process group is gone and its output is
-drained. It is *terminal*, and reported as ended, when its session was finalized too, if it was the last
-command of an implicit one.
+Everything here runs on the event loop. A command has ended when its process group has ended and its output is
+drained. It is *terminal*, and reported as ended, when in addition its session is finalized, if it was the
+last command of an implicit session.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ CLOSE_LATER_S = 0.002
 
 
 class Command:
-    """One command. finished: none of its processes is awaited any more. terminal: its end may be reported."""
+    """One command. finished (and the event `over`): its end no longer waits for any process. terminal: its
+    end may be reported."""
 
     def __init__(
         self,
@@ -60,15 +61,15 @@ class Command:
         """Prepare a command that is not spawned yet.
 
         Args:
-            directory: where its output goes once it is too large for memory.
+            directory: its output is written there once it is too large for memory.
             split: standard error has a transcript of its own.
             max_bytes: the most that a transcript keeps on disk.
             completion: "process_group": the command ends with the last process of its group; "leader": with
                 its leader.
-            leader_grace_s: seconds after the leader's end from which callers get an answer though the group
-                lives.
+            leader_grace_s: seconds after the leader's end after which callers get an answer although the
+                group lives.
             answer_bytes: the most output of one result.
-            rule: what becomes of its work if it does not end by exit(0).
+            rule: decides if its work is published when it does not end by exit(0).
             negative_codes: its exit code after signal N is -N instead of 128 + N.
         """
         self.id = command_id
@@ -83,14 +84,14 @@ class Command:
         self.ended: float | None = None
         self.exit_code: int | None = None
         self.leader_code: int | None = None  # -N after signal N
-        self.signal: str | None = None  # its name, when one ended the leader
+        self.signal: str | None = None  # name of the signal that ended the leader
         self.rule = rule
         self.waiting_on: list[dict[str, Any]] = []
         self.left_behind: list[dict[str, Any]] = []
         self.timed_out = self.cancelled = self.finished = False
         self.over = asyncio.Event()  # set with `finished`
         self.terminal = asyncio.Event()
-        self.answerable = asyncio.Event()  # terminal, or its leader has ended and others of its group live on
+        self.answerable = asyncio.Event()  # terminal, or its leader has ended and its group lives
         self.outcome: dict[str, Any] = {}  # fields that the end of its session adds to the result
         self.lost: OperationError | None = None  # its session was lost: no exit code is known
         self.output = Transcript(directory, "output", max_bytes)
@@ -105,7 +106,7 @@ class Command:
         self._tty = False
         self._line_open = False  # the terminal has an unfinished line
         self._input_lock = asyncio.Lock()
-        self._room: asyncio.Future[None] | None = None  # a write waits for it while the input is full
+        self._room: asyncio.Future[None] | None = None  # pending while a write waits for room in the input
         self._cursor, self._error_cursor = Cursor(), Cursor(again=False)
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
@@ -130,11 +131,11 @@ class Command:
                     )
         for fd in self._readers:
             self._loop.add_reader(fd, self._readable, fd)
-        if self._group_gone:  # its end was reported before the reply to its spawn
+        if self._group_gone:  # the group's end was reported before the reply to the spawn
             self._drain()
 
     def _readable(self, fd: int) -> bool:
-        """Read once; False when there is nothing to read now."""
+        """Read once; False if no output is available."""
         transcript = self._readers.get(fd)
         if transcript is None:
             return False
@@ -161,7 +162,8 @@ class Command:
             os.close(fd)
 
     def _drain(self) -> None:
-        """Read the rest of the output, and for at most 100 ms output of processes that left the group."""
+        """Read the rest of the output; for at most 100 ms this includes output of processes that have left
+        the group."""
         for fd in list(self._readers):
             for _ in range(64):
                 if not self._readable(fd):
@@ -175,7 +177,7 @@ class Command:
     # Events of its processes
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Handle what init reports; InitHandle.spawn lists the events."""
+        """Handle an event that init reports; InitHandle.spawn lists the events."""
         if self.finished:
             return
         kind = event.get("event")
@@ -194,7 +196,7 @@ class Command:
             self._gone(list(event.get("left_behind", [])))
 
     def _linger(self) -> None:
-        """Answer waiting callers: the leader ended a while ago and others of its group live on."""
+        """Answer waiting callers: the leader ended a while ago, but other processes of its group live."""
         if not self._group_gone:
             self.answerable.set()
 
@@ -202,7 +204,7 @@ class Command:
         self._group_gone = True
         self.waiting_on = []
         self.left_behind = left_behind
-        if self._attached:  # else `attach` goes on once it has the descriptors
+        if self._attached:  # else `attach` continues once it has the descriptors
             self._drain()
 
     def _finish(self) -> None:
@@ -235,8 +237,8 @@ class Command:
         return code if code is None or code >= 0 or self._negative_codes else 128 - code
 
     def _note_oom_kills(self) -> None:
-        """Add to the outcome how many processes the kernel killed for memory: it counts by cgroup, not by
-        command.
+        """Add to the outcome the number of processes that the kernel killed for lack of memory. The kernel
+        counts them per cgroup, so the number is that of the session.
         """
         group = self.session.init.group
         kills = group.new_oom_kills()
@@ -249,7 +251,8 @@ class Command:
             )
 
     def lose(self) -> None:
-        """End without an exit code: the session's processes are gone and no init reports how they ended."""
+        """End without an exit code: the session's processes have ended, and no init reports their exit
+        status."""
         self._group_gone = True
         for fd in list(self._readers):
             for _ in range(64):
@@ -263,7 +266,8 @@ class Command:
         """Write the text unchanged.
 
         Raises:
-            OperationError: operation_failed; the input is closed, or it took no more for `deadline_s`.
+            OperationError: operation_failed; the input is closed, or the command read nothing for
+                `deadline_s`.
         """
         data = memoryview(text.encode("utf-8", "surrogatepass"))
         total = len(data)
@@ -319,7 +323,7 @@ class Command:
                 self._loop.remove_writer(fd)
 
     async def end_input(self) -> None:
-        """End of file: the pipe is closed, or the terminal's end-of-file character is typed."""
+        """End the input: close the pipe, or write the terminal's end-of-file character."""
         if self._tty:
             await self.write("\x04\x04" if self._line_open else "\x04", deadline_s=2)
             self._line_open = False
@@ -333,7 +337,7 @@ class Command:
         if self._input >= 0:
             fd, self._input = self._input, -1
             self._loop.remove_writer(fd)
-            if self._room is not None:  # the descriptor is not watched any more
+            if self._room is not None:  # the descriptor is no longer watched
                 _set(self._room)
             if fd in self._readers:
                 self._loop.remove_reader(fd)
@@ -344,7 +348,7 @@ class Command:
                 os.close(fd)
 
     def feed(self, text: str) -> None:
-        """Write the initial input in the background and, without a terminal, end it there."""
+        """Write the initial input in the background; without a terminal also end the input after it."""
 
         async def run() -> None:
             try:
@@ -352,11 +356,11 @@ class Command:
                 if not self._tty:
                     await self.end_input()
             except OperationError:
-                pass  # the command closed its input before
+                pass  # the command has closed its input
 
         self._spawn(run())
 
-    # CommandEnd it
+    # Ending it
 
     def limit(self, timeout_s: float) -> None:
         """Kill the whole tree `timeout_s` seconds after its start."""
@@ -371,7 +375,7 @@ class Command:
         )
 
     def cancel(self) -> bool:
-        """Kill the whole tree; False when the command has ended by itself."""
+        """Kill the whole tree; False if the command has ended by itself."""
         if self.finished or self._group_gone:
             return False
         if not self.cancelled:
@@ -384,7 +388,7 @@ class Command:
         try:
             await init.kill_tree(self.id)
         except OperationError:
-            return  # the session is gone, which ends its commands
+            return  # the session has ended, and its commands with it
         finally:
             self._killing = False
         if not self._group_gone:
@@ -395,22 +399,22 @@ class Command:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # Telling
+    # Waiting and results
 
     async def wait(self, until: float) -> None:
         """Wait until it is terminal, or until the monotonic time `until`."""
         await _until(self.terminal, until)
 
     async def wait_for_answer(self, until: float) -> None:
-        """As `wait`, but only until the leader has ended: processes in the background may hold the output
-        open for days.
+        """Wait as `wait` does, but no longer than until the leader has ended: background processes may hold
+        the output open for days.
 
-        Once that was the answer, later calls wait for the background too.
+        After a caller was answered so, later calls wait for the background processes too.
         """
         await _until(self.terminal if self.answerable.is_set() else self.answerable, until)
 
     def unfinished(self) -> Unfinished | None:
-        """Return why its work is not to be published, None when it is."""
+        """Return the reason why the command's work is not published; None if it is published."""
         return unfinished(CommandEnd(self.exit_code, self.signal, self.timed_out, self.cancelled), self.rule)
 
     def end_terminal(self) -> None:
@@ -419,8 +423,8 @@ class Command:
         self.answerable.set()
 
     async def wait_finished(self, until: float) -> None:
-        """Wait for the end of its processes. With the session's gate held, `wait` would wait in vain for the
-        finalization.
+        """Wait for the end of its processes. A caller that holds the session's gate cannot use `wait`: the
+        finalization would wait for the gate.
         """
         await _until(self.over, until)
 
@@ -446,11 +450,13 @@ class Command:
         """Return the command result object.
 
         Args:
-            start: first row; None takes the rows after the cursor, which results of running commands move.
-            always_id: False leaves `command_session_id` out when the command is done and all of its output is
-                in this result.
-            raw: show also what a carriage return overwrote; rows have the same numbers either way.
-            encoding: BASE64 for the rows as bytes, raw; else bytes that are not UTF-8 are U+FFFD.
+            start: first row; None takes the rows from the cursor on, which each result of a running command
+                advances.
+            always_id: False leaves `command_session_id` out if the command is done and this result has all of
+                its output.
+            raw: also show text that was overwritten after a carriage return; the numbers of rows are the same
+                with and without it.
+            encoding: BASE64 returns the bytes of the rows, raw; else bytes that are not UTF-8 become U+FFFD.
         """
         if start is None and self.lost is not None:
             raise self.lost
@@ -481,7 +487,7 @@ class Command:
         return found | self._progress_json(running)
 
     def _status_json(self, running: bool) -> dict[str, Any]:
-        """The fields of a result that tell how far the command is."""
+        """The fields of a result about the command's status."""
         now = time.monotonic()
         end = self.ended if self.ended is not None and not running else now
         return {
@@ -493,7 +499,8 @@ class Command:
         }
 
     def _progress_json(self, running: bool) -> dict[str, Any]:
-        """The fields about the processes of a running command, and of an ended one what its session added."""
+        """The fields of a result about the processes of a running command; for an ended command, the fields
+        that its session added."""
         found: dict[str, Any] = {}
         if running and self.finished:
             found["finalizing"] = True
@@ -506,7 +513,8 @@ class Command:
         return found if running else found | self.outcome
 
     def end_span(self) -> None:
-        """End the span; before `end_terminal`, so that a caller that sees the end finds the trace."""
+        """End the span. Called before `end_terminal`, so that a caller that gets the end can read the
+        trace."""
         if self.exit_code is not None:
             self.span.attrs["exit_code"] = self.exit_code
         if self.lost is not None:
@@ -537,7 +545,7 @@ class Command:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes that its output takes on disk."""
+        """Size of its output on disk, in bytes."""
         return self.output.disk_bytes + (self.errors.disk_bytes if self.errors is not None else 0)
 
     def remove(self) -> None:

@@ -1,4 +1,5 @@
-"""The output part of a command's result: the rows that it shows, and what of the output it leaves out."""
+"""The output part of a command's result: the rows that it shows, and counts of the output that it leaves
+out."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ TAIL_BYTES = 8 * 1024
 
 
 class OutputView(NamedTuple):
-    """How a caller wants to see output. raw: also what a carriage return overwrote. encoding: UTF8, or BASE64
-    for bytes.
+    """The form in which a caller wants output. raw: with text that was overwritten after a carriage return.
+    encoding: UTF8, or BASE64 for bytes.
     """
 
     raw: bool
@@ -28,29 +29,29 @@ class OutputView(NamedTuple):
         return "surrogateescape" if self.encoding == BASE64 else "replace"
 
     def text(self, text: str) -> str:
-        """The text of rows as the result shows it."""
+        """Convert the text of rows to its form in the result."""
         if self.encoding == BASE64:
             return base64.b64encode(text.encode("utf-8", self.errors)).decode("ascii")
         return text if self.raw else collapse(text)
 
     def shows_all(self, rows: Rows, shown: str) -> bool:
-        """True unless `text` left something of the rows out."""
+        """True if `text` left no part of the rows out."""
         return self.encoding != UTF8 or shown == rows.text
 
 
 class Cursor:
     """The first row that no result of the running command has shown.
 
-    again: a last row without its end is shown by the next result once more, whole, when it has grown.
+    again: if an unfinished last row has grown, the next result shows the whole row again.
     """
 
     def __init__(self, *, again: bool = True) -> None:
         self._row = 0
         self._again = again
-        self._open_bytes = 0  # of the unfinished last row, as it was shown
+        self._open_bytes = 0  # length of the unfinished last row when it was shown
 
     def take(self, transcript: Transcript, max_bytes: int, view: OutputView, *, advance: bool) -> Rows:
-        """Read the rows from the cursor on, at most `max_bytes`; with `advance` move it behind them."""
+        """Read the rows from the cursor on, at most `max_bytes`; with `advance` move the cursor past them."""
         total = transcript.total_rows
         begin = self._row
         if self._open_bytes and begin == total - 1 and self._open_bytes == transcript.open_bytes:
@@ -76,7 +77,7 @@ def rows_json(transcript: Transcript, rows: Rows, view: OutputView) -> dict[str,
 
 
 def stderr_json(transcript: Transcript, rows: Rows, view: OutputView) -> dict[str, Any]:
-    """The rows of a standard error that is kept apart (`split_output`)."""
+    """The rows of standard error when it has a transcript of its own (`split_output`)."""
     return {
         "stderr": view.text(rows.text),
         "stderr_end_offset": rows.end,
@@ -87,11 +88,11 @@ def stderr_json(transcript: Transcript, rows: Rows, view: OutputView) -> dict[st
 def cut_json(
     transcript: Transcript, rows: Rows, view: OutputView, *, windowed: bool, with_tail: bool
 ) -> dict[str, Any]:
-    """Rows that the result leaves out: dropped from disk, or beyond its size. Empty when it shows all that
-    was asked for.
+    """The fields about rows that the result leaves out, because they were dropped from disk or exceed its
+    size. Empty if it shows all requested rows.
 
-    windowed: the caller asked for a number of rows, so that rows after them are not missing. with_tail: show
-    the newest output beside rows that end before it.
+    windowed: the caller asked for a number of rows, so that later rows are not left out. with_tail: also show
+    the newest output, if the rows end before it.
     """
     found: dict[str, Any] = {}
     if rows.dropped:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 CANCEL_WAIT_S = 20.0
-"""Seconds that a cancellation waits for the end of the tree and of an implicit session, so that the answer is
-`cancelled` on a busy machine too.
+"""Seconds that a cancellation waits for the end of the process tree and of an implicit session, so that on a
+busy machine too the answer is `cancelled`.
 """
 DEFAULT_YIELD_MS = 1000
 MAX_COMMAND_BYTES = 131071  # MAX_ARG_STRLEN of the kernel, without the final NUL
@@ -68,8 +68,8 @@ def full_session(session: Session, most: int) -> OperationError:
 
 
 def no_terminal_left(session: Session, most: int) -> OperationError:
-    """The error of a command that gets no terminal: the session's /dev/pts is full, or the machine's limit is
-    reached.
+    """The error for a command that gets no terminal, because the session's /dev/pts is full or the machine's
+    limit is reached.
     """
     limit, where = "runtime.workspace.max_terminals", f"workspace session {session.id}"
     with contextlib.suppress(OSError, ValueError):
@@ -102,7 +102,7 @@ class Commands:
         self._known: OrderedDict[str, Command] = OrderedDict()
         self._terminal: OrderedDict[str, None] = OrderedDict()
         self._active = 0  # starting or running
-        self._endings: set[asyncio.Task[None]] = set()  # one for each command that runs
+        self._endings: set[asyncio.Task[None]] = set()  # one for each running command
         self._cancellations = Cancellations()
         self._counter_path = os.path.join(settings.layer_stack_root, "command-counter.json")
         self._next = self._reserved = self._read_counter()
@@ -140,7 +140,8 @@ class Commands:
         return int(body["next"])
 
     def _reserve(self) -> None:
-        """Reserve a block of 1000 numbers on disk: no command id occurs twice in the life of the store."""
+        """Reserve a block of 1000 numbers on disk, so that no command id occurs twice in the life of the
+        store."""
         self._reserved = self._next + COUNTER_BLOCK
         fsync.write_file(
             self._counter_path, json.dumps({"format": 1, "next": self._reserved}).encode() + b"\n"
@@ -166,7 +167,7 @@ class Commands:
         return command.result(always_id=False, raw=args["raw"], encoding=args.get("encoding", UTF8))
 
     async def start(self, args: dict[str, Any], request_id: str) -> Command:
-        """Admit and spawn.
+        """Admit and spawn a command.
 
         Raises:
             OperationError: invalid_request, server_busy at the limit, operation_failed for other failures.
@@ -325,8 +326,8 @@ class Commands:
             raise
 
     async def _end(self, command: Command) -> None:
-        """Wait for the command's processes, then for the end of its session if it was the last one of an
-        implicit session; after that its end is reported.
+        """Wait for the command's processes and, if it was the last command of an implicit session, for the
+        end of the session; then report the command's end.
         """
         await command.over.wait()
         self._active -= 1
@@ -414,8 +415,8 @@ class Commands:
         return command.result()
 
     async def cancel_request(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Kill the command that a request started. Work of an implicit session becomes a draft; an explicit
-        one is not touched.
+        """Kill the command that a request started. The work of an implicit session becomes a draft; an
+        explicit session is left alone.
         """
         request_id, starting = await self._cancellations.take(args)
         found = [command for command in self._known.values() if command.request_id == request_id]
@@ -432,7 +433,7 @@ class Commands:
             return answer
         for command in found:
             answer["command_session_id"] = command.id
-            # a command that has ended: what it wrote is being published
+            # the command may have ended, and its work may be in publication
             if command.cancel() or self._sessions.captures.cancel(request_id):
                 answer["cancelled"] = True
         end = time.monotonic() + CANCEL_WAIT_S

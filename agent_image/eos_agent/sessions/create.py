@@ -29,7 +29,7 @@ AGENT_ENDS_HINT = (
 
 
 class SessionMaker(NamedTuple):
-    """Parts of the agent that make a session. `timeout_s`: for its init to be ready."""
+    """Parts of the agent that make a session. timeout_s: time limit for its init to be ready."""
 
     store: Store
     zygote: ZygoteHandle
@@ -48,7 +48,7 @@ class SessionMaker(NamedTuple):
         version: int | None,
         choice: Choice | None = None,
     ) -> tuple[Upper, InitHandle]:
-        """Make upperdir, mount and init. When one of them fails, what was made before it is removed."""
+        """Make upperdir, mount and init. If a step fails, the results of the earlier steps are removed."""
 
         def prepare() -> tuple[Upper, int]:
             upper = self.store.open_upper(

@@ -1,5 +1,5 @@
-"""Check the disk space for a publish before the session's processes end: a publish that fails later may end
-the session.
+"""Check the disk space for a publish before the session's processes are ended: if the publish fails after
+that, the session may end.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 PLENTY_BYTES, PLENTY_FILES = 16 * 1024 * 1024, 1024
-"""Free space from which on the check allocates nothing."""
+"""Free bytes and inodes with which the check allocates no file."""
 NEED_BYTES, NEED_PER_PATH = 256 * 1024, 512
-"""Space for manifests, metadata and directories; per path a line of the index."""
+"""Bytes for manifests, metadata and directories, and for a line of the index per path."""
 
 
 def check(store: Store, paths: int) -> None:
-    """Raise OSError (ENOSPC, EDQUOT) when the metadata of a publish of `paths` paths does not fit.
+    """Raise OSError (ENOSPC, EDQUOT) if the metadata of a publish of `paths` paths does not fit.
 
-    Cost: one statvfs(2) on a disk with plenty; else a file is allocated in staging and removed, which also
-    meets quotas and reserves.
+    Cost: one statvfs(2) on a disk with plenty of space. Else a file is allocated in staging and removed,
+    which also shows quotas and reserved blocks.
     """
     found = os.statvfs(store.root)
     need = NEED_BYTES + NEED_PER_PATH * paths

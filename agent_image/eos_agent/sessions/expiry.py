@@ -1,7 +1,8 @@
-"""The time to live of sessions: an explicit session that was not used for `ttl_s` ends, and its work becomes
-a draft.
+"""The time to live of sessions: an explicit session that was not used for `ttl_s` is ended, and its work
+becomes a draft.
 
-Each session with a time to live has one timer; when it is due and the session was used, it is armed again.
+Each session with a time to live has one timer. If the session was used when its timer is due, the timer is
+armed again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""File operations of sessions: inside the mount of a live one, by its init."""
+"""File operations of sessions; the init of a live session performs them inside its mount."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def path_of(result: dict[str, Any]) -> str:
 async def file_op(
     sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None
 ) -> dict[str, Any]:
-    """Do a file operation inside the mount of a session; a long one in a worker, so that init can serve
-    commands.
+    """Perform a file operation inside the mount of a session; a long operation runs in a worker, so that init
+    can serve commands.
     """
     async with sessions.use(session_id, kind=NOT_FOUND) as session:
         with telemetry.span("namespace.exec.file_op", op=name):
@@ -53,8 +53,8 @@ async def file_op(
 
 
 async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """The operation file_search. The head is searched in a session made for it. The gate is not held during
-    the search.
+    """The operation file_search. The head is searched in a session that is made for the search. The gate is
+    not held during a search.
     """
     session_id: str | None = args.pop("workspace_session_id", None)
     limit_s = SEARCH_S + KILL_S
@@ -71,7 +71,7 @@ async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
 async def _search_in(
     sessions: Sessions, session_id: str, args: dict[str, Any], limit_s: float
 ) -> dict[str, Any]:
-    """Search in a live session; again when the session got another init during the search."""
+    """Search in a live session; repeat the search if the session got a new init during it."""
     while True:
         async with sessions.use(session_id, kind=NOT_FOUND) as session:
             init = session.init
@@ -84,7 +84,7 @@ async def _search_in(
                 raise
             async with sessions.use(
                 session_id, kind=NOT_FOUND
-            ):  # raises how it ended: published, destroyed or lost
+            ):  # raises the error of an ended session: published, destroyed or lost
                 if session.init is init:
                     raise
         finally:

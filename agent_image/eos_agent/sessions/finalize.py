@@ -27,7 +27,7 @@ HINT = (
 CAPTURE_CANCELLED = Unfinished(INTERRUPTED, "the request was cancelled before its work was published")
 ENDED_IN_ORDER = frozenset(
     {"source_conflict", "publish_error", INTERRUPTED, FAILED}
-)  # drafts of sessions that ended in good order
+)  # drafts of sessions that were ended as intended
 
 
 def commit(
@@ -39,10 +39,10 @@ def commit(
     agent: str | None,
     allow_unresolved: bool = False,
 ) -> Published:
-    """Publish; when only the last fsync failed, once more.
+    """Publish; if only the last fsync failed, publish once more.
 
     Raises:
-        CommitUnsynced: it failed twice; the work is published, but a power cut may undo it.
+        CommitUnsynced: the fsync failed twice; the work is published, but a power cut may undo it.
     """
     with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
         try:
@@ -63,12 +63,12 @@ def commit(
 
 
 def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
-    """Publish the work of an offline session, else keep it as a draft; blocking. Returns what that adds to
-    the command's result.
+    """Publish the work of an offline session; if that fails keep it as a draft. Blocking. Returns the fields
+    that this adds to the command's result.
 
     Raises:
-        OSError: no draft could be made either; the work stays in the session's directory, and the next open
-            of the store makes one.
+        OSError: a draft could not be made either; the work stays in the session's directory, and the next
+            open of the store makes a draft of it.
     """
     upper = session.upper
     if session.unfinished is not None:
@@ -116,7 +116,8 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
 
 
 def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
-    """Keep the work of a command that did not finish; nothing is refused when there is none."""
+    """Keep the work of a command that did not finish as a draft. Without any work the result has no
+    rejection."""
     kept = _kept(session, why.reason, why.hint)
     if "draft_id" not in kept:
         return {"publish": {**kept["publish"], "no_op": True}}

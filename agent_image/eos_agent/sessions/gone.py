@@ -1,4 +1,4 @@
-"""Errors that name a session that is gone (unknown, lost, expired) and where its work is."""
+"""Errors about a session that does not live (unknown, lost, expired); they name the place of its work."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def session_lost(
     pending: str | None = None,
     folder: str = "",
 ) -> OperationError:
-    """The error of a call to a session that was lost or expired; the call can be repeated in a new session or
-    one on the draft.
+    """The error of a call to a session that was lost or expired. The call can be repeated in a new session,
+    or in one opened on the draft.
 
     Args:
         how: EXPIRED, RUNNER_STUCK, or RUNNER_LOST.
-        pending: why its work cannot become a draft (session.json is damaged); the work is in `folder`.
+        pending: reason why its work cannot become a draft (session.json is damaged); the work is in `folder`.
     """
     kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
     details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
@@ -64,13 +64,13 @@ def session_lost(
 
 
 def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> OperationError:
-    """The error of a call to a dead session whose work is not a draft yet: in progress, waiting for space, or
-    quarantined.
+    """The error of a call to a dead session whose work is not a draft yet: its recovery is in progress or
+    waits for space, or it is quarantined.
     """
     session_id, why = (
         dead.session_id,
         None if dead.why is None else dead.why.split(": '")[0][:500],
-    )  # a path may be longer than any answer
+    )  # a path may be longer than an answer may be
     state = "quarantined" if dead.quarantined else "recovering"
     details: dict[str, Any] = {
         "workspace_session_id": session_id,

@@ -1,4 +1,4 @@
-"""Commands that did not finish: their work is kept as a draft instead of being published."""
+"""Commands that did not finish: their work becomes a draft and is not published."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PUBLISH = (
 
 
 class PublishRule(NamedTuple):
-    """Publication of an implicit session's work after a command that did not end by exit(0).
+    """The rule for publishing an implicit session's work after a command that did not end by exit(0).
 
-    interrupted: publish after a signal, a timeout or a cancellation too. on_failure: publish after an exit
+    interrupted: publish also after a signal, a timeout or a cancellation. on_failure: publish after an exit
     code other than 0.
     """
 
@@ -27,7 +27,8 @@ DEFAULT_RULE = PublishRule()
 
 
 class Unfinished(NamedTuple):
-    """The refusal of a publication: `reason` of the rejection and of the draft, a sentence, the next step."""
+    """The refusal of a publication: the `reason` of the rejection and of the draft, a sentence, and the next
+    step."""
 
     reason: str
     message: str
@@ -35,7 +36,7 @@ class Unfinished(NamedTuple):
 
 
 class CommandEnd(NamedTuple):
-    """The way in which a command's leader ended."""
+    """The end of a command's leader: exit code, signal, timeout or cancellation."""
 
     exit_code: int | None
     signal: str | None
@@ -44,9 +45,9 @@ class CommandEnd(NamedTuple):
 
 
 def unfinished(end: CommandEnd, rule: PublishRule) -> Unfinished | None:
-    """Judge the end of a command; None: its work is published.
+    """Return the refusal for the end of a command; None if its work is published.
 
-    A shell that exits with 128 + N because its child died has exited by itself.
+    A shell that exits with 128 + N because its child was killed counts as exited, not as killed.
     """
     how = (
         "was ended by its timeout_ms"
@@ -68,7 +69,8 @@ def unfinished(end: CommandEnd, rule: PublishRule) -> Unfinished | None:
 
 
 def name_of(number: int) -> str:
-    """Name of a signal without SIG, as signal_command takes it: 15 -> TERM; RT1 and the like by number."""
+    """Name of a signal without SIG, as signal_command accepts it: 15 -> TERM; real-time signals are named by
+    their number."""
     try:
         return signal.Signals(number).name.removeprefix("SIG")
     except ValueError:

@@ -1,4 +1,5 @@
-"""Sizes of the output of ended commands on disk, and whose is deleted first when that is too much."""
+"""Sizes on disk of the output of ended commands, and the order in which outputs are deleted when the sum is
+too large."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from collections import OrderedDict
 
 
 class KeptOutput:
-    """The oldest of the session that has most goes first: no session deletes another one's by printing
-    more.
+    """The sizes. The oldest output of the session with the largest sum is deleted first, so that a session
+    that prints much does not delete the output of others.
     """
 
     def __init__(self) -> None:
@@ -17,7 +18,8 @@ class KeptOutput:
         self._sums: dict[str, int] = {}
 
     def add(self, command_id: str, session_id: str, size: int) -> None:
-        """An ended command; of no size, it is not among those to be deleted for room."""
+        """Add an ended command; one without output on disk is not recorded, since deleting it would free no
+        space."""
         if size <= 0:
             return
         self.bytes += size

@@ -1,4 +1,4 @@
-"""Counters of how sessions ended; the `lifecycle` object of the operation daemon."""
+"""Counters of the ends of sessions: the `lifecycle` object of the operation daemon."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The operations that look back: who wrote a file's lines, what a draft or a version changed, pins, and the
-way to an earlier version.
+"""The operations about the past: authors of a file's lines, changes of a draft or a version, pins, and the
+rollback to an earlier version.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def file_blame(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def cursor(args: dict[str, Any]) -> int:
-    """Where a page starts.
+    """Read the cursor of a request: the number of the first entry of the page.
 
     Raises:
-        OperationError: invalid_request; it is not one that an operation gave.
+        OperationError: invalid_request; the cursor does not come from one of these operations.
     """
     given = args.get("cursor") or "0"
     if not (given.isascii() and given.isdecimal() and len(given) < 16):
@@ -70,7 +70,7 @@ def _under(store: Store, root: str, args: dict[str, Any]) -> str:
 
 
 def lines_of(change: Change) -> dict[str, Any]:
-    """The patch as text; `binary` when the content is not UTF-8 or too large."""
+    """The patch as text; `binary` if the content is not UTF-8 or too large."""
     made = change.patch
     if made is None:
         return {} if "directory" in (change.old.kind, change.new.kind) else {"binary": True}

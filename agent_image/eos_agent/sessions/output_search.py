@@ -1,7 +1,8 @@
-"""Search in a command's output, as grep does: the rows that match, each with its number, and rows around it.
+"""Search a command's output as grep does: return the matching rows, each with its number, and rows around
+them.
 
-A regular expression can take for ever on one row. So a process of its own does the matching, which ends with
-the time that a search may take; the agent itself runs no expression. Rows reach it in blocks.
+A regular expression can take for ever on one row. So a separate process does the matching, and is killed at
+the time limit of a search; the agent itself runs no expression. The process gets the rows in blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 PATTERN_BYTES = 1000
 SEARCH_S = 3
-"""Processor time of one search."""
+"""Processor time of one search, in seconds."""
 LONGEST_S = 20
-"""A search ends by the clock too; on a busy machine the process itself may need seconds to start."""
+"""Elapsed time of one search, in seconds; on a busy machine the process may need some of them to start."""
 ROW_CHARACTERS = 2000
-"""A longer row is searched in its first characters; more of it is never shown."""
+"""Characters of a row that are searched; the rest of a longer row is skipped, and never shown."""
 SHOWN_CHARACTERS = 400
 MATCHES = 200
 BYTES = 20_000
@@ -40,7 +41,8 @@ MEMORY_BYTES = 512 * 1024 * 1024
 
 
 def main() -> int:
-    """The child: a pattern, then blocks of rows on standard input; the numbers of those that match go out."""
+    """Run the child: read a pattern, then blocks of rows, from standard input; write the numbers of matching
+    rows."""
     find = re.compile(json.loads(sys.stdin.readline())).search
     for line in sys.stdin:
         found = [number for number, row in enumerate(json.loads(line)) if find(row)]
@@ -50,7 +52,8 @@ def main() -> int:
 
 
 class Found(NamedTuple):
-    """Rows: number, text, True for a match. next: the row to go on from; None when all were searched."""
+    """The result of a search. rows: number, text, True for a match. next: the row at which the next search
+    starts; None if all rows were searched."""
 
     rows: list[tuple[int, str, bool]]
     matches: int
@@ -111,8 +114,8 @@ class OutputSearch:
         """Search the rows from `start` on, up to a page of matches.
 
         Raises:
-            OperationError: invalid_request: the pattern; search_too_slow when it does not get through the
-                first block in time. server_busy: four searches run.
+            OperationError: invalid_request for the pattern, and search_too_slow if the first block takes too
+                long; server_busy while four searches run.
         """
         check_pattern(pattern)
         if self._running >= AT_ONCE:
@@ -150,7 +153,7 @@ class OutputSearch:
                     await child.stdin.drain()
                     answer = await child.stdout.readline()
                     if not answer:
-                        raise TimeoutError  # it used its processor time or memory up
+                        raise TimeoutError  # it has used up its processor time or memory
                     stop = page.add(block, lines, json.loads(answer))
                     if stop is not None:
                         return Found(page.rows, page.matches, stop, "matches")
@@ -173,7 +176,8 @@ class OutputSearch:
 
 
 def _argv() -> list[str]:
-    """How this very program was started, with `search` as its mode; else this module alone, as in tests."""
+    """The command line of this process with `search` as its mode; if it is not the agent's (in tests), one
+    that runs this module alone."""
     with open("/proc/self/cmdline", "rb") as file:
         words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     if words[-3:-1] == ["serve", "--settings"]:
@@ -188,7 +192,7 @@ def _bound(pid: int) -> None:
 
 
 class _OutputPage:
-    """Matching rows and those around them, in order, each once."""
+    """A page of matching rows and the rows around them, in order, each once."""
 
     def __init__(self, transcript: Transcript, context: int) -> None:
         self.rows: list[tuple[int, str, bool]] = []
@@ -196,16 +200,16 @@ class _OutputPage:
         self._transcript, self._context = transcript, context
 
     def add(self, block: Rows, lines: list[str], found: list[int]) -> int | None:
-        """Take the matches of one block; the number of the row that no longer fits, or None."""
+        """Add the matches of one block; return the number of the first row that does not fit, or None."""
         for index in found:
             number = block.start + index
-            if block.dropped is not None and number > block.dropped[0]:  # its marker stands for many rows
+            if block.dropped is not None and number > block.dropped[0]:  # its marker replaces many rows
                 number += block.dropped[1] - block.dropped[0] - 1
             if self.matches >= MATCHES or self._size > BYTES:
                 return number
             self.matches += 1
             last = self.rows[-1][0] if self.rows else -1
-            if number <= last:  # shown already, as a row around another match
+            if number <= last:  # already on the page, as a row around another match
                 at = next(at for at in range(len(self.rows) - 1, -1, -1) if self.rows[at][0] == number)
                 self.rows[at] = (number, self.rows[at][1], True)
             else:

@@ -30,13 +30,13 @@ KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all th
 
 
 async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Publish an explicit session and close it, or with `keep_open` continue it with an empty upper on the
+    """Publish an explicit session and close it; with `keep_open` continue it with an empty upperdir on the
     new head.
 
-    Freeze and preview first: with conflicts nothing changes and the session continues. Else its processes end
-    and with them the overlay, and the work is captured and committed. If the head has moved into a conflict
-    by then, the session continues with the same view and a new init. With keep_open no process may live in
-    it: it continues with a new init, a new /tmp of its own and a new address.
+    The session is frozen and previewed first: with conflicts nothing changes and it continues. Else its
+    processes and its overlay are ended, and the work is captured and committed. If a newer head conflicts by
+    then, the session continues with the same view and a new init. With `keep_open` the session must not have
+    running processes; it continues with a new init, a new /tmp of its own and a new address.
     """
     session_id: str = args["workspace_session_id"]
     grace = check_grace(args)
@@ -100,7 +100,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 
 
 async def check_idle(session: Session, doing: str, *, hint: str) -> None:
-    """Refuse a session with processes that its commands left behind: its init is about to be replaced."""
+    """Refuse a session with processes that its commands left behind, since they would end with its init,
+    which is to be replaced."""
     left = await session.init.processes()
     if left or session.readers:
         names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"
@@ -115,8 +116,8 @@ async def check_idle(session: Session, doing: str, *, hint: str) -> None:
 
 
 async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
-    """Continue a published session under the same id on the head, with the gate held. A failure here leaves
-    the work published.
+    """Continue a published session under the same id on the head; the gate is held. After a failure here the
+    work is published all the same.
     """
 
     def renew() -> tuple[Upper, int]:
@@ -152,8 +153,8 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
 
 
 async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """The operation preview_publish: the outcome that a publish of a live session or a draft would have now.
-    Freezes the session.
+    """The operation preview_publish: the result that a publish of a live session or a draft would have now. A
+    live session is frozen for it.
     """
     session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
     if (session_id is None) == (draft_id is None):
@@ -182,8 +183,8 @@ async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 async def _preview_frozen(
     sessions: Sessions, session: Session, request_id: str, *, allow_unresolved: bool
 ) -> int:
-    """Freeze and preview. Returns the size, with the processes frozen; raises the rejection with the session
-    as it was.
+    """Freeze and preview. Returns the size of the work, and leaves the processes frozen; if it raises, the
+    session is thawed and unchanged.
     """
     await session.init.freeze()
     good = False
@@ -208,8 +209,8 @@ async def _preview_frozen(
 
 
 def _preview(sessions: Sessions, session: Session, allow_unresolved: bool) -> Preview:
-    """Preview before a publish; squash first when the work would be refused otherwise and the policy allows
-    it.
+    """Preview before a publish. If the work would be refused and the policy allows it, squash and preview
+    again.
     """
     found = session.upper.preview(allow_unresolved=allow_unresolved)
     if found.refused is not None and sessions.store.auto_squash.squash_for(found.refused.reason):
@@ -220,11 +221,11 @@ def _preview(sessions: Sessions, session: Session, allow_unresolved: bool) -> Pr
 
 
 async def go_on(sessions: Sessions, session: Session) -> bool:
-    """Give a session whose init has ended a new mount and a new init; when that fails its work becomes a
-    draft.
+    """Give a session whose init has ended a new mount and a new init. If that fails the work becomes a draft,
+    and the result is False.
     """
     try:
-        mount_fd = await sessions.captures.run(session.upper.mount)  # also scans what was captured
+        mount_fd = await sessions.captures.run(session.upper.mount)  # also scans the captured changes
         try:
             init = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
         finally:

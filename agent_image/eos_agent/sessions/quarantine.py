@@ -1,4 +1,4 @@
-"""Quarantined documents of the store, as rows of list_drafts, as lost sessions and as a warning."""
+"""Quarantined records of the store, as rows of list_drafts, as lost sessions and as a warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REASON = "damaged"
 
 
 def _of(store: Store, document: str) -> Iterator[tuple[str, str]]:
-    """Yield (id, reason) of each draft or session whose document is quarantined."""
+    """Yield (id, reason) of each draft or session whose record is quarantined."""
     for file, what in sorted(store.damaged.items()):
         folder, name = os.path.split(file)
         if name == document:
@@ -24,7 +24,7 @@ def _of(store: Store, document: str) -> Iterator[tuple[str, str]]:
 
 
 def drafts(store: Store) -> list[dict[str, Any]]:
-    """Rows of list_drafts: the work exists, its base is unknown."""
+    """Rows of list_drafts for drafts whose record is quarantined: the work exists, its base is unknown."""
     unknown = dict.fromkeys(
         ("origin", "agent", "request_id", "base_version", "created_unix_ms", "paths", "bytes")
     )
@@ -40,15 +40,15 @@ def sessions(store: Store) -> list[tuple[str, str]]:
 
 
 def has_session(store: Store, session_id: str) -> bool:
-    """True for a session whose document is quarantined."""
+    """True for a session whose record is quarantined."""
     return any(session_id == found for found, _ in _of(store, "session.json"))
 
 
 def purge(store: Store, session_id: str) -> dict[str, Any]:
-    """Delete the session with its work. Returns the deleted paths; its base is unknown.
+    """Delete the session with its work. Returns the deleted paths, without its base, which is unknown.
 
     Raises:
-        LayerStackError: another caller deleted it first (session_not_found), or a process still writes there.
+        LayerStackError: another caller deleted it first (session_not_found), or a process still writes to it.
     """
     lost = of_trees(trees_of(store, store.dead, session_id))
     store.give_up_session(session_id)
@@ -57,7 +57,7 @@ def purge(store: Store, session_id: str) -> dict[str, Any]:
 
 
 def warning(store: Store) -> str | None:
-    """One line about all quarantined documents, or None."""
+    """One line about all quarantined records, or None."""
     if not store.damaged:
         return None
     names = [os.path.relpath(file, store.root) for file in sorted(store.damaged)]

@@ -24,13 +24,13 @@ REBASE = RefusedOperation("rebase", rebase_hint)
 
 
 async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Preview; with conflicts nothing changes, unless the request names sides for them. Else init ends and
-    with it the overlay, the work is carried over, and a new init starts on the new view, with a new /tmp and,
+    """Preview first: with conflicts for which the request names no side, nothing changes. Else init and the
+    overlay are ended, the work is carried over, and a new init starts on the new view, with a new /tmp and,
     if isolated, a new address.
 
     Raises:
-        OperationError: operation_failed: source_conflict with every conflict, session_busy, or what the disk
-            refused; the session is as it was unless `session_retained` is false: then `draft_id` has its
+        OperationError: operation_failed: source_conflict with every conflict, session_busy, or an error of
+            the disk. The session is unchanged unless `session_retained` is false; then `draft_id` has its
             work.
     """
     session_id: str = args["workspace_session_id"]
@@ -78,7 +78,8 @@ def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:
 async def _check_conflicts(
     sessions: Sessions, session: Session, request_id: str, choice: Choice | None
 ) -> None:
-    """Raise the rejection if there are conflicts that are refused; the session continues in either case."""
+    """Raise the rejection if there are conflicts that `choice` does not resolve; the session continues in
+    either case."""
     await session.init.freeze()
     try:
         found = await sessions.captures.run(session.upper.preview, request_id=request_id)

@@ -1,9 +1,9 @@
-"""Make drafts of the work of dead sessions in the background: one at a time, each within its limits, while
-requests are served.
+"""Make drafts of the work of dead sessions in the background: one session at a time, each within its limits,
+while requests are served.
 
-A session whose recovery fails twice is quarantined (`layerstack.recovery.dead_sessions`): listed, and tried
-again on request. A recovery that a full disk stopped is repeated when there is room, and when a call names
-the session. ADR 0043.
+A session whose recovery fails twice is quarantined (`layerstack.recovery.dead_sessions`): it is listed, and
+tried again on request. A recovery that a full disk stopped is repeated when space is free, and when a call
+names the session. ADR 0043.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ if TYPE_CHECKING:
 
 SWEPT = "boot storage sweep done: {} sessions of an earlier agent became drafts"
 SECOND_TRY = 10
-"""The second try has so many times the time of the first."""
+"""Factor by which the time limit of the second try is longer than that of the first."""
 PATIENCE_S = 5.0
-"""How long a call that wants all of it to be over waits for one session that takes its time."""
+"""Seconds that a call waits for the recovery of one session."""
 QUIET_S = 30.0
 LOOK_S = 1.0
-"""How often free space is looked at, while something waits for it."""
+"""Seconds between two checks of the free space while a recovery waits for it."""
 ROOM_BYTES = 64 * 1024
-"""Free bytes more than at the failure after which a session is tried again."""
+"""A session is tried again when this many bytes more are free than at its failure."""
 AGAIN_S = 30.0
-"""A quota does not show in the free space: tried again anyway after so long."""
+"""Seconds after which a session is tried again in any case, since free space does not show a quota."""
 BUSY_S = 0.5
 WALK_MAX = 10_000
 
 
 class Recovering:
-    """The queue, on the event loop. `start` once the agent listens, `close` before the store is closed.
+    """The queue of recoveries, on the event loop. Call `start` once the agent listens, `close` before the
+    store is closed.
 
     Args:
-        recovered: called with a session's id, and the draft that its work is in now or None when nothing was
-            unpublished.
+        recovered: called with a session's id and the draft that has its work, or None if it had no
+            unpublished work.
     """
 
     def __init__(
@@ -66,18 +67,18 @@ class Recovering:
         self._since = 0.0
         self._not_before: dict[
             str, tuple[float, int]
-        ] = {}  # when it may be tried again, and free bytes when it failed
-        self._tries: dict[str, int] = {}  # that ended in this process
+        ] = {}  # time of the next try, and free bytes at the failure
+        self._tries: dict[str, int] = {}  # tries that ended in this process
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._sizes: dict[str, dict[str, Any]] = {}
 
     def start(self) -> None:
-        """Begin; those of an earlier process first."""
+        """Start recovering, beginning with the sessions of earlier agents."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """End the try that is under way; it does not count."""
+        """End a try in progress, which does not count as failed."""
         self._closing = True
         self._child.stop()
         self._asked.set()
@@ -86,15 +87,15 @@ class Recovering:
             self._task.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._child.end)
 
-    # Asking
+    # Requests
 
     def wake(self) -> None:
-        """There is one more, or one that may be tried again."""
+        """Wake the queue: a session was added, or may be tried again."""
         self._asked.set()
 
     async def wait_for_session(self, session_id: str) -> None:
-        """Wait for a dead session that a call names: until it is recovered, tried once more, quarantined, or
-        the wait is too long.
+        """Wait for a dead session that a call names, until it is recovered or quarantined, one more try has
+        ended, or PATIENCE_S have passed.
         """
         tries, until = self._tries.get(session_id, 0), time.monotonic() + PATIENCE_S
         self._not_before.pop(session_id, None)
@@ -108,9 +109,7 @@ class Recovering:
                 return
 
     async def quiet(self) -> None:
-        """Return when nothing is left to try now; not later than when one session has taken long, or all of
-        them have.
-        """
+        """Wait until no session can be tried now, at most PATIENCE_S for one session and QUIET_S for all."""
         until = time.monotonic() + QUIET_S
         while not self._closing and (self._current is not None or self._next() is not None):
             left = PATIENCE_S if self._current is None else self._since + PATIENCE_S - time.monotonic()
@@ -118,7 +117,7 @@ class Recovering:
                 return
 
     async def _wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the next try; False when that took longer."""
+        """Wait for the end of the next try; False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._moved.wait()
@@ -129,7 +128,7 @@ class Recovering:
     def is_trying(self, session_id: str) -> bool:
         return self._current == session_id
 
-    # Trying
+    # Tries
 
     async def _run(self) -> None:
         made, first = 0, self._next() is not None
@@ -145,7 +144,7 @@ class Recovering:
             self._current, self._since = session.session_id, time.monotonic()
             try:
                 made += await self._try(session)
-            except Exception as error:  # of this one, not of those behind it
+            except Exception as error:  # the error of one session must not stop the others
                 log.failure("recovery_failed", error, session=session.session_id)
                 self._postpone(session.session_id, AGAIN_S)
             self._tries[session.session_id] = self._tries.get(session.session_id, 0) + 1
@@ -154,7 +153,7 @@ class Recovering:
             moved.set()
 
     def _next(self) -> DeadSession | None:
-        """The one to be tried now: those that were tried least first."""
+        """The session to try now, the one with the fewest tries; None if no session can be tried now."""
         now, free = time.monotonic(), -1
         ready: list[DeadSession] = []
         for session in self._store.dead.all():
@@ -189,7 +188,7 @@ class Recovering:
         self._not_before[session_id] = (time.monotonic() + by_s, self._free())
 
     async def _try(self, session: DeadSession) -> bool:
-        """Try once; True when the work became a draft."""
+        """Try once; True if the work became a draft."""
         session_id, dead = session.session_id, self._store.dead
         try:
             session = await self._pool.run(lambda: dead.begin_try(session_id))
@@ -239,15 +238,15 @@ class Recovering:
         return False
 
     def _stands_on(self, session: DeadSession) -> Draft | None:
-        """The draft that a session left as it was; None where it stood on none, or that is published or
-        discarded.
+        """The draft on which the session was opened and which it left unchanged; None without one, or if it
+        is published or discarded by now.
         """
         with contextlib.suppress(LayerStackError):
             return None if session.draft_id is None else self._store.draft(session.draft_id)
         return None
 
     def _one(self, session: DeadSession, timeout_s: float) -> RecoveryAnswer:
-        """One try, in the recovery's thread."""
+        """Perform one try, in the recovery's thread."""
         try:
             self._store.dead.bring_back(session.session_id)
             if self._child.possible:
@@ -257,15 +256,16 @@ class Recovering:
             return RecoveryAnswer(str(error)[:4096])
         return RecoveryAnswer(draft_id=None if draft is None else draft.draft_id)
 
-    # What people do about it
+    # Operations
 
     async def again(self, session_id: str) -> None:
-        """Try a quarantined one once more. Raises NotFound, OSError."""
+        """Try a quarantined session once more. Raises NotFound, OSError."""
         await self._pool.run(lambda: self._store.dead.again(session_id))
         await self.wait_for_session(session_id)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of list_workspace_sessions for them, and for those whose document is damaged. Blocking."""
+        """Rows of list_workspace_sessions for dead sessions, and for sessions whose record is damaged.
+        Blocking."""
         found = [
             {
                 "workspace_session_id": session.session_id,
@@ -291,14 +291,14 @@ class Recovering:
         ]
 
     def _size(self, session_id: str) -> dict[str, Any]:
-        """`paths` (their number) and `bytes` of what it holds, by the names in it, counted once: nothing
-        changes there. A part when there is much.
+        """`paths` (their number) and `bytes` of the session's files, `truncated` if only WALK_MAX of them
+        were counted. Counted once, since a dead session does not change.
         """
         known = self._sizes.get(session_id)
         if known is None:
             try:
                 found = of_trees(trees_of(self._store, self._store.dead, session_id), walk_max=WALK_MAX)
-            except LayerStackError:  # another caller finished it
+            except LayerStackError:  # another caller recovered or deleted it
                 return {"paths": 0, "bytes": 0, "truncated": False}
             whole = found["count"] < WALK_MAX
             known = self._sizes[session_id] = {

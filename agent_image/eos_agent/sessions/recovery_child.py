@@ -1,9 +1,10 @@
-"""The process in which dead sessions' work becomes drafts: `sandbox-daemon recover --settings FILE`, and the
-agent's end of it.
+"""The process in which dead sessions' work becomes drafts, `sandbox-daemon recover --settings FILE`, and the
+agent's handle of it.
 
-A session may have left what takes hours or gigabytes to read. So it is read in a process with limits of its
-own, which is the first to go when memory runs out and ends with the agent's thread that started it; the agent
-itself reads no byte of it. One line of JSON each way for a session.
+Reading the files that a session left may take hours or gigabytes. So a process with limits of its own reads
+them; it is the first that the kernel kills when memory runs out, and it ends with the thread of the agent
+that started it. The agent itself reads none of these files. Each session is one line of JSON to the process
+and one back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""Memory that it may use for one session, beyond what the agent has for its store."""
+"""Bytes of memory that the process may use in addition to those that the agent uses when it starts the
+process."""
 OOM_SCORE = 900
 NICE = 5
 KILL_S = 10.0
@@ -35,17 +37,18 @@ EXIT_MEMORY = 70
 
 
 class RecoveryAnswer(NamedTuple):
-    """How a try ended. `error` None: as the child says, with a draft or with nothing unpublished."""
+    """The result of a try. error None: it succeeded, with a draft, or without one if the session had no
+    unpublished work."""
 
     error: str | None = None
     draft_id: str | None = None
     no_space: bool = False
     busy: bool = False
-    """Something still writes there: it could not be tried."""
+    """True if a process still writes to the session, or the try was stopped: the try does not count."""
 
 
 def main(settings: Settings) -> int:
-    """The child: requests on standard input until its end. Exit code 70: memory ran out."""
+    """Run the child: answer requests on standard input until its end. Exit code 70: memory ran out."""
     from layerstack.kernel import syscalls
 
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -86,7 +89,7 @@ def _answer(beside: Any, asked: dict[str, Any]) -> RecoveryAnswer:
         return RecoveryAnswer(error.message, busy=True)
     except (OSError, LayerStackError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            return RecoveryAnswer(MEMORY)  # a C library's allocation that failed, opendir(3)'s for one
+            return RecoveryAnswer(MEMORY)  # an allocation in C failed, such as opendir(3)'s
         return RecoveryAnswer(
             str(error)[:4096], no_space=isinstance(error, OSError) and error.errno in NO_SPACE
         )
@@ -96,8 +99,8 @@ def _answer(beside: Any, asked: dict[str, Any]) -> RecoveryAnswer:
 
 
 class RecoveryProcess:
-    """The agent's end. Used from one thread, but `stop`, which may come from any. Started at the first
-    request, and again after it was killed.
+    """The agent's handle of the process, which is started at the first request, and again after it was
+    killed. Used from one thread, except `stop`, which any thread may call.
     """
 
     def __init__(self, store: Store) -> None:
@@ -110,15 +113,13 @@ class RecoveryProcess:
 
     @property
     def possible(self) -> bool:
-        """False where this process was not started as a program of its own: there is nothing to start
-        again.
+        """False if this process was not started by the agent's command line (in tests), so that the command
+        line of the child is unknown.
         """
         return self._argv is not None
 
     def recover(self, session: DeadSession, timeout_s: float) -> RecoveryAnswer:
-        """One try. When this returns nothing of it goes on, unless the kernel does not let go of the
-        child.
-        """
+        """Perform one try. On return the try has ended, unless the kernel cannot end the child."""
         if self._stopped:
             return RecoveryAnswer("the agent is shutting down", busy=True)
         try:
@@ -191,7 +192,7 @@ class RecoveryProcess:
         return process
 
     def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
-        """Raises TimeoutError, EOFError."""
+        """Read one line. Raises TimeoutError, EOFError."""
         assert process.stdout is not None
         waiting = select.poll()
         waiting.register(process.stdout.fileno(), select.POLLIN)
@@ -208,7 +209,7 @@ class RecoveryProcess:
         return line
 
     def stop(self) -> None:
-        """No further try, and the one under way ends now."""
+        """End the try in progress now, and refuse further tries."""
         self._stopped = True
         process = self._process
         if process is not None:
@@ -216,7 +217,7 @@ class RecoveryProcess:
                 process.kill()
 
     def end(self) -> None:
-        """End the process; what it left in staging goes."""
+        """End the process, and delete what it left in staging."""
         process, staging = self._process, self._staging
         self._process = self._staging = None
         if process is not None:
@@ -236,7 +237,8 @@ class RecoveryProcess:
 
 
 def _own_argv() -> list[str] | None:
-    """How this very program was started, with `recover` in the place of `serve`; None when it was not."""
+    """The command line of this process with `recover` in the place of `serve`; None if it is not the
+    agent's."""
     with open("/proc/self/cmdline", "rb") as file:
         words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     return [*words[:-3], "recover", *words[-2:]] if words[-3:-1] == ["serve", "--settings"] else None

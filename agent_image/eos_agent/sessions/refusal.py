@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class RefusedOperation(NamedTuple):
-    """The operation that was tried: its name in messages and `stage`, and the hint of a rejection that left
-    the session open, by the session's id.
+    """The operation that failed: its name in messages and in `stage`, and a function from the session's id to
+    the hint of a rejection that left the session open.
     """
 
     name: str
@@ -40,8 +40,8 @@ def refusal(
 
     Args:
         retained: the session is open; else its work is a draft, or will be one.
-        restarted: its processes ended on the way.
-        stage: part of the operation that failed, when it is not the operation itself.
+        restarted: the operation has ended its processes.
+        stage: the part of the operation that failed; "" for the operation itself.
     """
     if isinstance(error, PublishRejected):
         return rejected(
@@ -85,7 +85,8 @@ def _failed(
     *,
     retained: bool,
 ) -> OperationError:
-    """The error of an operation that failed otherwise than by a rejection; it names where the work is."""
+    """The error of an operation that failed for another reason than a rejection; it names the place of the
+    work."""
     shown = operation_error(error)
     if shown.kind == INTERNAL_ERROR:
         log.failure(f"{operation.name}_failed", error, session=session.id)
@@ -97,7 +98,7 @@ def _failed(
     }
     if not retained:
         details["draft_id"] = sessions.lost.get(session.id)
-        if (dead := sessions.store.dead.find(session.id)) is not None:  # mostly because the disk is full
+        if (dead := sessions.store.dead.find(session.id)) is not None:  # usually because the disk is full
             details |= {
                 "draft_pending": True,
                 "hint": not_yet_kept(dead, sessions.folder(session.id)).details["hint"],

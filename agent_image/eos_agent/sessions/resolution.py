@@ -1,4 +1,4 @@
-"""Sides that a request names for conflicts, and the answer about conflicts that were resolved."""
+"""The sides that a request names for conflicts, and the part of the answer about resolved conflicts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from eos_agent.wire.workspace_path import normalise
 from layerstack.model.resolution import REFUSE, Choice, ResolvedConflict
 
 PATHS_MAX = 10_000
-"""Paths that one request may name a side for."""
+"""Most paths for which one request may name a side."""
 SHOWN, SHOWN_BYTES = 100, 64 * 1024
 
 
 def choice_of(args: dict[str, Any], label: str, root: str) -> Choice | None:
-    """Read `on_conflict` and `paths`; None when every conflict is refused.
+    """Read `on_conflict` and `paths`; None if every conflict is refused.
 
     Args:
         label: name of the session's side in conflict markers.
         root: path of the workspace.
     Raises:
-        OperationError: invalid_request; a path or a side is none.
+        OperationError: invalid_request; a path or a side is not valid.
     """
     given: dict[str, Any] = args.get("paths") or {}
     if len(given) > PATHS_MAX:
@@ -52,7 +52,7 @@ def _refused(message: str, reason: str) -> OperationError:
 
 
 def resolved_json(resolved: Sequence[ResolvedConflict]) -> dict[str, Any]:
-    """The keys of an answer about resolved conflicts; none when there were none."""
+    """The keys of an answer about resolved conflicts; {} if no conflict was resolved."""
     if not resolved:
         return {}
     shown: list[dict[str, Any]] = []

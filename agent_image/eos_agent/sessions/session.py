@@ -25,20 +25,20 @@ class RunningCommand(Protocol):
     outcome: dict[str, Any]
     """Fields that the end of the session adds to the command's result."""
     lost: OperationError | None
-    """Set before `lose`: the error that callers of the command get."""
+    """The error that callers of the command get; set before `lose`."""
 
     async def wait_finished(self, until: float) -> None:
-        """Wait for the end of its processes, at most until the monotonic time `until`."""
+        """Wait for the end of the command's processes, at most until the monotonic time `until`."""
 
     def row(self) -> dict[str, Any]:
         """Its entry in list_commands."""
 
     def lose(self) -> None:
-        """End without an exit code: the processes are gone and no init reports how they ended."""
+        """End without an exit code: the processes have ended, and no init reports their exit status."""
 
 
 class Session:
-    """One live session. `ended` is set once it is out of the table, whatever the reason."""
+    """One live session. ended: set once it was removed from the table, for any reason."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class Session:
         self.request_id = request_id
         self.draft_id: str | None = None
         self.ttl_s: float | None = None
-        self.readers = 0  # operations that use it without the gate
+        self.readers = 0  # number of operations that use it without the gate
         self.gate = asyncio.Lock()
         self.state = "active"
-        self.fresh = True  # no command was started in it yet
-        self.unfinished: Unfinished | None = None  # why the work of an implicit one is not published
+        self.fresh = True  # no command was started in it so far
+        self.unfinished: Unfinished | None = None  # why the work of an implicit session is not published
         self.ending = False  # the end of init is intended
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None
         self.discarded: dict[str, Any] | None = (
             None  # set with `destroyed`: fields for the results of its commands
         )
-        self.commands: dict[str, RunningCommand] = {}  # those that have not finished
+        self.commands: dict[str, RunningCommand] = {}  # commands that have not finished
         self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
         self._used = time.monotonic()
 
@@ -80,9 +80,7 @@ class Session:
         self._used = time.monotonic()
 
     def idle_left_s(self) -> float | None:
-        """Seconds until it expires: all of `ttl_s` while it is in use; None for a session that does not
-        expire.
-        """
+        """Seconds until the session expires: all of `ttl_s` while it is in use; None if it never does."""
         if self.ttl_s is None:
             return None
         return self.ttl_s if self.commands or self.readers else self._used + self.ttl_s - time.monotonic()
@@ -103,7 +101,8 @@ class Session:
         return f"workspace_session:{self.id}"
 
     async def await_commands(self, grace_s: float, doing: str, *, reason: str = "active_commands") -> None:
-        """Wait up to `grace_s` for running commands, then refuse. The gate is held, so none is added."""
+        """Wait up to `grace_s` for running commands; refuse if some still run. The caller holds the gate, so
+        that no command is added."""
         end = time.monotonic() + grace_s
         for command in list(self.commands.values()):
             await command.wait_finished(end)
@@ -123,7 +122,7 @@ class Session:
 
 
 def check_grace(args: dict[str, Any]) -> float:
-    """`grace_s`, 0 when absent."""
+    """Read `grace_s`; 0 if absent."""
     grace = float(args.get("grace_s") or 0)
     if grace < 0:
         raise OperationError(

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 SHOWN = 20
 TEXT = 200
 LEFT_OUT = frozenset({"workspace_session_id", "request_id", "exit_code"})
-"""Keys of list_commands that say nothing of a command that runs in a session that is named."""
+"""Keys of list_commands that are redundant for a running command of a named session."""
 
 
 def running(session: Session) -> list[dict[str, Any]]:
-    """The newest 20 commands that run in a session, oldest first, the text of each cut."""
+    """The newest 20 running commands of a session, oldest first, each with its text truncated."""
     rows: list[dict[str, Any]] = []
     for command in list(session.commands.values())[-SHOWN:]:
         row = {key: value for key, value in command.row().items() if key not in LEFT_OUT}

@@ -1,4 +1,4 @@
-"""The operation squash_layerstack, and automatic squashes. Live sessions stay on the layers that they have
+"""The operation squash_layerstack, and automatic squashes. Live sessions keep the layers that they have
 mounted.
 """
 
@@ -21,31 +21,33 @@ if TYPE_CHECKING:
     from layerstack.squash.squash import Block, Squashed
 
 NOT_MOVED = "unsupported:kernel_gate_not_proven"
-"""No session is moved to another chain while it lives: that is not built."""
+"""The reason in an answer for a live session that keeps its chain: moving it to another chain is not
+implemented."""
 HELD = "pinned:lease_holder_not_swept"
 QUIET_S, PATIENCE_S = 0.25, 1.0
-"""A squash of our own waits until nothing was published for so long, and no longer than this after it was
+"""Seconds without a publish for which an automatic squash waits, and the longest wait after the squash is
 due.
 """
 ENTRIES_PER_LAYER = 256
-"""Paths that a fold may take up for each layer that it replaces, when it is due for the sake of one
-directory: some milliseconds each.
+"""Most paths per replaced layer with which a squash is due because of one shared directory; they take some
+milliseconds per layer.
 """
 
 
 class Policy(NamedTuple):
-    """When a squash is due without being asked for. It counts only what can be folded."""
+    """The conditions under which an automatic squash is due. Only layers that can be squashed are counted."""
 
     at_layers: int | None = None
-    """So many layers can be folded."""
+    """Number of squashable layers with which a squash is due."""
     at_sharing: int | None = None
-    """So many that can be folded touch one directory, unless the fold is too dear: a publish of a few files
-    must not be paid by a fold of all that was folded before. More layers make it cheap for each.
+    """Number of squashable layers that change the same directory with which a squash is due, unless it is too
+    expensive: a publish of a few files must not cause a squash of everything that was squashed before. The
+    cost per layer falls with the number of layers.
     """
 
     @property
     def least(self) -> int:
-        """Fewest layers with which a squash can be due."""
+        """Smallest number of layers with which a squash can be due."""
         return min(number for number in self if number is not None)
 
     def due(self, depth: Depth) -> str | None:
@@ -61,10 +63,10 @@ class Policy(NamedTuple):
 
 
 class Squashes:
-    """One at a time: those that are asked for, and with a policy those that are due.
+    """The squashes of one sandbox, one at a time: requested ones and, with a policy, automatic ones.
 
     `on_event(name, attrs)` is called in the event loop for each
-    `layerstack.autosquash.evaluate|triggered|completed|failed`; attrs are numbers and names of ours.
+    `layerstack.autosquash.evaluate|triggered|completed|failed`; attrs are numbers, and names of this program.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Squashes:
         """Squash by request; the result of contract 1.1.8. Waits for an automatic squash in progress.
 
         Raises:
-            SquashInFlight: another one was asked for. OSError: as Store.squash.
+            SquashInFlight: another requested squash is in progress. OSError: as Store.squash.
         """
         if self._asked:
             raise SquashInFlight("a squash of this sandbox is already in flight")
@@ -115,9 +117,9 @@ class Squashes:
     # Automatic squashes
 
     def watch(self, policy: Policy) -> None:
-        """Start squashing by the policy. Publishes do not wait for it: it comes when they pause, but for a
-        head that has grown so long that the kernel will soon not mount it: that one is folded by the publish
-        that finds it.
+        """Start automatic squashes. Publishes do not wait for them, since they run when publishes pause. The
+        exception is a chain so long that the kernel will soon refuse to mount it: the publish that finds it
+        squashes it.
         """
         loop = asyncio.get_running_loop()
         self._store.on_new_head = lambda: loop.call_soon_threadsafe(self._published.set)
@@ -128,7 +130,7 @@ class Squashes:
         self._worker = loop.create_task(self._work(policy))
 
     async def close(self) -> None:
-        """Start no more of them; one that is under way ends by itself."""
+        """Start no further automatic squash; one in progress ends by itself."""
         self._store.on_new_head = self._store.auto_squash.on_squash = None
         if self._worker is not None:
             self._worker.cancel()
@@ -164,14 +166,15 @@ class Squashes:
                 self._completed(
                     why, await asyncio.shield(self._due), dur_ms=round((time.monotonic() - started) * 1000, 3)
                 )
-            except Exception as error:  # the store is as it was, or the next one goes on from there
+            except Exception as error:  # the store is unchanged, or the next squash continues from its state
                 self._failed(why, error)
             finally:
                 if self._due.done():
                     self._due = None
 
     def _squashed(self, why: str, done: Squashed | Exception | None) -> None:
-        """A publish folded by itself: from the store, which tells the beginning and the end."""
+        """Log and trace a squash that a publish did by itself; the store calls this at its beginning and at
+        its end."""
         if done is None:
             self._event("triggered", why=why, layers=len(self._store.head.layers))
         elif isinstance(done, Exception):
@@ -204,7 +207,7 @@ class Squashes:
         self._on_event(f"layerstack.autosquash.{name}", attrs)
 
     async def _pause(self) -> None:
-        """Wait until no publish has come for QUIET_S, at most PATIENCE_S."""
+        """Wait until no publish was made for QUIET_S, at most PATIENCE_S."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:

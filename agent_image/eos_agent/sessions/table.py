@@ -1,8 +1,9 @@
 """The table of live sessions: create, use, finalize, destroy, and keep the work of dead ones.
 
-Each session has a gate, an asyncio lock: command starts, file operations, publish, destroy and the end of its
-init hold it one after the other; a running command does not hold it. Blocking calls of the store run in the
-agent's small pool; those whose time grows with a session's work run in a pool of their own (`captures`).
+Each session has a gate, an asyncio lock: command starts, file operations, publish, destroy and the handling
+of its init's end hold it one after the other; a running command does not hold it. Blocking calls of the store
+run in the agent's small pool; calls whose time grows with a session's work run in a pool of their own
+(`captures`).
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FORGOTTEN_AFTER = 512
-"""Most ids that are remembered of sessions that expired without work."""
+"""Most ids remembered of sessions that expired without unpublished work."""
 
 
 class Sessions:
-    """The table. lost: sessions that were lost or expired, with the draft of their work or None."""
+    """The table. lost: id of a lost or expired session -> draft of its work, or None."""
 
     def __init__(
         self, settings: Settings, store: Store, zygote: ZygoteHandle, pool: Pool, room: Headroom
@@ -83,7 +84,7 @@ class Sessions:
         self.live: dict[str, Session] = {}
         self.lost: dict[str, str | None] = {}
         self.pending: dict[str, str] = {}
-        self._how: dict[str, str] = {}  # of `lost`: reason, when it is not runner_lost
+        self._how: dict[str, str] = {}  # for keys of `lost`: the reason, if it is not runner_lost
         self._expired: OrderedDict[str, None] = OrderedDict()  # without work
         for draft in store.drafts():
             self._remember(draft)
@@ -107,14 +108,14 @@ class Sessions:
             self._how.pop(session_id, None)
 
     def _recovered(self, session_id: str, draft: Draft | None) -> None:
-        """Note the end of a recovery: the work is a draft, or nothing was unpublished."""
+        """Record the end of a recovery: the work is a draft, or the session had no unpublished work."""
         if draft is not None:
             self.lost[session_id] = draft.draft_id
         elif session_id not in self._how:
             self.lost.pop(session_id, None)
 
     def _left(self, session: Session, error: Exception) -> None:
-        """Hand a session over to recovery: its work could be neither published nor kept, mostly because the
+        """Pass a session on to recovery: its work could be neither published nor kept, usually because the
         disk is full.
         """
         self.lost[session.id] = None
@@ -128,10 +129,10 @@ class Sessions:
         self.lost[session_id] = None
         self.pending[session_id] = str(why).split(": '")[
             0
-        ]  # without the path, which may be too long for an answer
+        ]  # without its path, which may be too long for an answer
 
     def folder(self, session_id: str) -> str:
-        """The directory of a session's writes until they are a draft."""
+        """The directory that has a session's writes until they are a draft."""
         return os.path.join(self.settings.layer_stack_root, "sessions", session_id, "upper")
 
     def _lost(self, session_id: str) -> OperationError:
@@ -145,7 +146,7 @@ class Sessions:
     def _new_id(self) -> str:
         return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
 
-    # Making
+    # Creation
 
     async def create(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The operation create_workspace_session."""
@@ -250,7 +251,8 @@ class Sessions:
         return session
 
     async def _admit(self) -> None:
-        """Refuse one more session, which `_making` counts already, before any part of it is made.
+        """Refuse a further session, if there is no room for it, before any part of it is made. `_making`
+        counts it already.
 
         Raises:
             OperationError: server_busy, reason sandbox_full, with the limit and the numbers.
@@ -279,14 +281,14 @@ class Sessions:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # Finding
+    # Look-up
 
     def find(self, session_id: str, *, kind: str = OPERATION_FAILED) -> Session:
         """The live session of that id.
 
         Raises:
-            OperationError: session_not_found of the given kind, or operation_failed session_lost with the
-                draft.
+            OperationError: of `kind`, reason session_not_found; or operation_failed, reason session_lost,
+                with the draft.
         """
         session = self.live.get(session_id)
         if session is not None:
@@ -302,8 +304,8 @@ class Sessions:
         """The session with its gate held.
 
         Raises:
-            OperationError: as `find`; also when the session ended during the wait, or its init during the
-                block.
+            OperationError: as `find`; also if the session ended during the wait for the gate, or its init
+                during the block.
         """
         session = self.find(session_id, kind=kind)
         try:
@@ -321,7 +323,7 @@ class Sessions:
                     await session.ended.wait()
             raise self._lost(session_id) from None
 
-    # Ending
+    # Ends
 
     def end(self, session: Session) -> None:
         session.ending = True
@@ -349,7 +351,7 @@ class Sessions:
             with self.lifecycle.cleaning():
                 draft = await self.captures.run(lambda: session.upper.to_draft(reason=reason))
             draft_id = draft.draft_id if draft is not None else None
-        except Exception as error:  # the upper stays, and recovery makes the draft later
+        except Exception as error:  # the upperdir is kept, and recovery makes the draft later
             log.failure("draft_failed", error, session=session.id)
             telemetry.event(
                 "workspace_session.cleanup_failed",
@@ -373,8 +375,8 @@ class Sessions:
         self.end(session)
 
     async def _expire(self, session: Session) -> None:
-        """End an expired session, with its gate held: its work becomes a draft, unless it only shows an
-        unchanged draft.
+        """End an expired session, with its gate held. Its work becomes a draft, unless it is that of the
+        draft on which it was opened.
         """
         session.ending = True
         session.state = "finalizing"
@@ -395,7 +397,7 @@ class Sessions:
         log.log("session_expired", session=session.id, ttl_s=session.ttl_s, draft=draft_id)
 
     async def command_ended(self, command: Command) -> dict[str, Any]:
-        """Take an ended command out of its session, and finalize an implicit session after its last one.
+        """Remove an ended command from its session, and finalize an implicit session after its last command.
 
         Returns the fields that this adds to the command's result.
         """
@@ -410,8 +412,8 @@ class Sessions:
             return await self._task(self.finalize(session))
 
     async def finalize(self, session: Session) -> dict[str, Any]:
-        """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what
-        that adds to the result.
+        """End an implicit session without running commands: publish its work, or keep it as a draft. Returns
+        the fields that this adds to the result.
         """
         async with session.gate:
             if session.ending:
@@ -455,8 +457,8 @@ class Sessions:
         `if_clean` the error is session_lost.
 
         Raises:
-            OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then
-                nothing has happened.
+            OperationError: session_not_found, active_commands; with `if_clean` unpublished_work, after which
+                nothing has changed.
         """
         session_id: str = args["workspace_session_id"]
         grace = check_grace(args)
@@ -464,7 +466,7 @@ class Sessions:
             return await self._purge(session_id)
         session = self.find(session_id)
         async with session.gate:
-            if session.destroyed is not None:  # a second caller that waited here for the first
+            if session.destroyed is not None:  # a second caller, which has waited for the first
                 return session.destroyed
             if session.ended.is_set():
                 self.find(session_id)
@@ -474,7 +476,7 @@ class Sessions:
             session.ending = True
             await session.init.end(
                 0 if args.get("if_clean") else self.grace_s
-            )  # without a grace with if_clean: later writes would be lost unseen
+            )  # with if_clean no grace: later writes would be lost unnoticed
 
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = unpublished(session.upper)
@@ -516,10 +518,11 @@ class Sessions:
         )
 
     async def recover(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The operation recover_workspace_session: try once more.
+        """The operation recover_workspace_session: try the recovery of a quarantined session once more.
 
         Raises:
-            OperationError: session_not_found; session_lost, as for every call, when it failed again.
+            OperationError: session_not_found; session_lost, as for every call to a dead session, if the try
+                failed again.
         """
         session_id: str = args["workspace_session_id"]
         if self.store.dead.find(session_id) is not None:
@@ -533,8 +536,8 @@ class Sessions:
         return {"workspace_session_id": session_id, "draft_id": self.lost.get(session_id)}
 
     async def dead_rows(self, *, patient: bool) -> list[dict[str, Any]]:
-        """Rows of dead sessions whose work is not a draft: waiting, quarantined, damaged. patient: after
-        recovery tried each.
+        """Rows of dead sessions whose work is not a draft: waiting, quarantined, damaged. patient: wait first
+        until recovery has tried each.
         """
         if patient:
             await self.recovering.quiet()
@@ -576,7 +579,8 @@ class Sessions:
             raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
     async def shell(self, session: Session, *, again: bool = False) -> list[str] | None:
-        """The argv before a command's text, cached for all sessions; `again` asks the session's init."""
+        """The argv that precedes a command's text, cached for all sessions; `again` asks the session's
+        init."""
         if self._shell is None or again:
             self._shell = await session.init.which_shell()
         return self._shell
@@ -611,8 +615,8 @@ class Sessions:
         ]
 
     async def drain(self, timeout_s: float) -> None:
-        """End the sessions before the agent ends. Publications in progress finish; uppers stay, and become
-        drafts at the next start.
+        """End the sessions before the agent ends. Publications in progress finish; upperdirs are kept, and
+        become drafts at the next start.
         """
         self._draining = True
         by = time.monotonic() + timeout_s
@@ -624,7 +628,7 @@ class Sessions:
             session.ending = True
             for (
                 command
-            ) in session.commands.values():  # its waiters get this instead of how it took the signal
+            ) in session.commands.values():  # its callers get this error instead of the signal that ended it
                 command.lost = OperationError(
                     SERVER_SHUTTING_DOWN,
                     "the agent is shutting down; the session's work becomes a draft at its next start",

@@ -1,10 +1,10 @@
-"""The output of one command by rows: every row readable by a stable number, bounded on disk, with a marker
-for what was dropped.
+"""The output of one command as rows. Each row has a stable number; the size on disk is bounded, and a marker
+replaces dropped rows.
 
-A row ends at LF; the CR before it goes (the terminal's CR LF becomes LF); a row over 64 KiB is split. Rows
-lie in segments of about 1 MiB, each a file that holds its rows one per line. The first 8 MiB and the newest
-are kept; when the bound is reached, whole segments in between are dropped and their rows read as one marker.
-Little output stays in memory and never touches the disk.
+A row ends at LF; a CR before it is removed (the terminal's CR LF becomes LF); a row over 64 KiB is split.
+Rows are kept in segments of about 1 MiB, each a file with one row per line. The first 8 MiB and the newest
+rows are kept; when the bound is reached, whole segments in between are dropped and their rows are read as one
+marker. A small output stays in memory and is never written to disk.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ALTERNATE_SCREEN = re.compile(rb"\x1b\[\?(?:1049|1047|47)([hl])")
 
 
 class Rows(NamedTuple):
-    """Rows [start, end) of a transcript joined by LF; `dropped` is the range of rows that the marker in it
-    stands for.
+    """Rows [start, end) of a transcript, joined by LF. dropped: the range of rows that the marker among them
+    replaces.
     """
 
     text: str
@@ -42,13 +42,13 @@ class Rows(NamedTuple):
 
 
 class _Segment:
-    """Consecutive rows. `index` holds (row, offset) pairs flattened, rising; rows count from the segment's
-    first.
+    """Consecutive rows. index: flattened (row, offset) pairs in ascending order; rows are counted from the
+    first of the segment.
     """
 
     def __init__(self, path: str, first_row: int) -> None:
         self.path, self.first_row = path, first_row
-        self.rows = 0  # complete ones
+        self.rows = 0  # number of complete rows
         self.size = 0
         self.memory: bytearray | None = bytearray()
         self.fd = -1
@@ -85,9 +85,7 @@ class _Segment:
             self.fd = -1
 
     def read(self, row: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return at most `max_bytes` bytes that begin at or before `row`, and the number of the row that they
-        begin with.
-        """
+        """Return at most `max_bytes` bytes that begin at or before `row`, and their first row."""
         at = bisect_right(self.index_rows, row) - 1
         offset = self.index_offsets[at]
         if self.memory is not None:
@@ -109,16 +107,16 @@ class Transcript:
     """The output of one stream of a command. Not thread-safe: the event loop owns it."""
 
     def __init__(self, directory: str, name: str = "output", max_bytes: int = MAX_BYTES) -> None:
-        """`directory` is made when output first goes to disk."""
+        """directory: made when output is first written to disk."""
         self._directory, self._name = directory, name
         self._max_bytes = max(max_bytes, (HEAD_SEGMENTS + 2) * SEGMENT_BYTES)
         self._segments: list[_Segment] = [_Segment(os.path.join(directory, f"{name}-0"), 0)]
         self._made = 0
         self._size = 0
         self._open_bytes = 0  # length of the row that has no end yet
-        self._carry = b""  # a CR whose successor is not known yet
+        self._carry = b""  # a CR whose next byte is not received yet
         self._dropped: tuple[int, int, int] | None = None
-        self._escape = b""  # the last bytes, while they may begin a sequence
+        self._escape = b""  # the last bytes, if they may be the beginning of a sequence
         self.screen_row: int | None = None
         """The row in which the alternate screen was switched on; None while it is off."""
         self.error: OSError | None = (
@@ -133,7 +131,7 @@ class Transcript:
 
     @property
     def open_bytes(self) -> int:
-        """Length of the unfinished last row, 0 when there is none."""
+        """Length of the unfinished last row; 0 without one."""
         return self._open_bytes
 
     @property
@@ -155,7 +153,7 @@ class Transcript:
         return self._dropped
 
     def append(self, data: bytes) -> None:
-        """Take what the command wrote, in any pieces."""
+        """Append output of the command, in pieces of any size."""
         if self._escape or b"\x1b" in data:
             self._watch_screen(data)
         if self._carry:
@@ -174,7 +172,7 @@ class Transcript:
                 self.screen_row = max(0, self.total_rows - 1)
 
     def finish(self) -> None:
-        """The stream has ended: what was held back is part of the last row; the descriptor goes."""
+        """Note the end of the stream: bytes held back become part of the last row, and the file is closed."""
         if self._carry:
             data, self._carry = self._carry, b""
             self._rows(data)
@@ -200,7 +198,7 @@ class Transcript:
             data = data[longest:]
 
     def _put(self, data: bytes) -> None:
-        """`data` holds no row over the limit; segments are changed between rows."""
+        """Store `data`, which has no row over the limit; a new segment begins between two rows."""
         while data:
             segment = self._segments[-1]
             cut = len(data)
@@ -244,11 +242,11 @@ class Transcript:
         *,
         errors: str = "replace",
     ) -> Rows:
-        """Rows from `start`, at most `limit` rows and `max_bytes` bytes, and at least one row when there is
-        one.
+        """Read rows from `start` on, at most `limit` rows and `max_bytes` bytes, but at least one row if
+        there is one.
 
-        `errors` is that of bytes.decode: "surrogateescape" gives a text that can be made the bytes again.
-        Rows that were dropped answer as one row with a marker; `end` is then where they end.
+        errors: that of bytes.decode; a text with "surrogateescape" can be encoded to the same bytes. Dropped
+        rows are returned as one row, the marker; `end` is then the row after the last of them.
         """
         total = self.total_rows
         start = min(start, total)
@@ -277,13 +275,13 @@ class Transcript:
         return Rows(text, start, at, dropped)
 
     def tail(self, after: int, max_bytes: int, *, errors: str = "replace") -> Rows:
-        """The last rows, at most `max_bytes` of them and none before `after`; of a longer last row its
-        end.
+        """Read the last rows, at most `max_bytes` bytes and none before `after`. If the last row alone is
+        longer, only its end is returned.
         """
         total = self.total_rows
         found = self.read(max(after, total - TAIL_ROWS), max_bytes=ROW_MAX_BYTES * TAIL_ROWS, errors=errors)
         lines, start = found.text.split("\n"), found.start
-        if found.dropped is not None:  # the marker stands for many rows
+        if found.dropped is not None:  # the marker replaces many rows
             lines, start = lines[1:], found.dropped[1]
         used = 0
         keep = len(lines)
@@ -294,8 +292,8 @@ class Transcript:
         return Rows("\n".join(lines[keep:]), start + keep, total)
 
     def _piece(self, row: int, roof: int, max_bytes: int, some: bool, errors: str) -> tuple[list[str], int]:
-        """Rows from `row` that lie in one segment and fit into `max_bytes`, and their size; the first one
-        always, unless there are `some`.
+        """Read rows from `row` on that are in one segment and fit into `max_bytes`; return them and their
+        size. The first one is returned even if it does not fit, unless `some` rows were read before.
         """
         firsts = [segment.first_row for segment in self._segments]
         segment = self._segments[bisect_right(firsts, row) - 1]
@@ -310,7 +308,7 @@ class Transcript:
         while row < roof:
             found = data.find(b"\n", offset)
             if found < 0:
-                if row < last:  # cut by what was read
+                if row < last:  # cut by the size of the read
                     break
                 found = len(data)
             text = data[offset:found].decode("utf-8", errors)
@@ -326,15 +324,13 @@ class Transcript:
         return out, used
 
     def remove(self) -> None:
-        """Delete all of it."""
+        """Delete the transcript."""
         for segment in self._segments:
             segment.remove()
 
 
 def _first_long_row(data: bytes, first: int) -> int:
-    """Where the first row begins, after the one that ends at `first`, that is over the limit; -1 when none
-    is.
-    """
+    """Offset of the first row over the limit, after the row that ends at `first`; -1 without such a row."""
     if len(data) - first <= ROW_MAX_BYTES:
         return -1
     at = first + 1

@@ -1,4 +1,4 @@
-"""Unpublished work of sessions: paths, bytes, and whether there is any."""
+"""Unpublished work of sessions: its paths, its bytes, and a test for any."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ SHOWN_PATHS = 100
 
 
 def unpublished(upper: Upper, *, walk_max: int = WALK_MAX) -> dict[str, Any]:
-    """`paths` (at most 100 by name), their `count`, `bytes` of regular files, `truncated` when that is not
-    all.
+    """Measure the unpublished work: `paths` (at most 100, by name), their `count`, `bytes` of regular files,
+    and `truncated` if that is not all.
 
-    The work of a draft that the session was opened from does not count: it stays. A directory counts when it
-    holds nothing here: it was made, emptied or changed itself. An entry that was written and is as before
-    counts too: this only looks at names. Cost: a walk of at most `walk_max` entries.
+    The work of the draft on which the session was opened does not count, since the draft is kept. A directory
+    counts if it is empty in the upperdir: it was made, emptied or changed itself. An entry that was written
+    without a change of its content counts too, since contents are not compared. Cost: a walk of at most
+    `walk_max` entries.
     """
     return of_trees(_own_trees(upper), walk_max=walk_max)
 
 
 def of_trees(roots: list[str], *, walk_max: int = WALK_MAX) -> dict[str, Any]:
-    """`unpublished` of directories in upperdir form."""
+    """Measure directories in upperdir form, as `unpublished` does."""
     seen: dict[str, None] = {}
     size = walked = 0
     for root in roots:
@@ -66,8 +67,8 @@ def of_trees(roots: list[str], *, walk_max: int = WALK_MAX) -> dict[str, Any]:
 
 
 def is_clean(session: Session) -> bool:
-    """True when publishing would change nothing; on a draft, when nothing was written. No process may run in
-    the session.
+    """True if publishing would change nothing; in a session on a draft, if nothing was written. No process
+    may run in the session.
     """
     if session.draft_id is not None:
         upper = session.upper
@@ -80,15 +81,13 @@ def is_clean(session: Session) -> bool:
 
 
 def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
-    """Unpublished work that is lost when the sandbox is destroyed. clean: compare contents, not only
-    names.
-    """
+    """Measure the work that is lost if the sandbox is destroyed. clean: compare contents, not only names."""
     rows: list[dict[str, Any]] = []
     left = WALK_MAX
     for session in sessions:
         row = unpublished(session.upper, walk_max=max(1, left))
         left -= row["count"]
-        if session.ending:  # it is being published, kept or removed now: the outcome is open
+        if session.ending:  # it is being published, kept or removed now, with unknown outcome
             is_empty = False
         else:
             is_empty = not row["count"] and (not clean or is_clean(session))
@@ -104,7 +103,7 @@ def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
 
 
 def _own_trees(upper: Upper) -> list[str]:
-    """The upperdir, and the captured work below it that is in no draft."""
+    """The upperdir, and captured changes below it that are not in a draft."""
     private = f"{upper.directory}/private"
     try:
         names = sorted(os.listdir(private), reverse=True)
