@@ -39,6 +39,13 @@ PHRASES = {
     "shelf": r"shel(f|ves)(?! \|)",
     "set apart": r"set apart(?!, give up)",
     "folded away": r"folded away",
+    "squashed away": r"squashed away",
+    "private layer": r"private layers?\b(?!, carried work)",
+    "whoever": r"whoever",
+    "everybody": r"everybody",
+    "of before": r"of before\b",
+    "none any more": r"none any more",
+    "taken back": r"(takes?|took|taken) back",
 }
 """Name of each phrase and its expression. `there is no` and `is no longer` are ordinary English; the glossary
 quotes words that it replaces.

@@ -1,6 +1,6 @@
 """Setuid and setgid bits and file capabilities, which an export leaves out unless the user asks for them.
 
-A file that a sandbox made would run as whoever exports it, root included. A directory's setgid bit sets
+A file that a sandbox made would run as the user who exports it, root included. A directory's setgid bit sets
 the group of the entries that are made in it and grants no right: it is carried like any other bit.
 Capabilities are extended attributes, and an export writes no extended attributes.
 """

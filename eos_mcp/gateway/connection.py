@@ -119,7 +119,7 @@ class ClientConnection:
         ):
             hint = (
                 "the gateway's token is in its token file (sandbox-gateway-token path) or in "
-                "SANDBOX_GATEWAY_AUTH_TOKEN of whoever started it"
+                "SANDBOX_GATEWAY_AUTH_TOKEN of the process that started it"
             )
             what = "is wrong" if isinstance(given, str) else "is missing"
             raise OperationError(
