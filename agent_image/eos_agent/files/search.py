@@ -123,7 +123,7 @@ def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
     if not regex:
         if b"\n" in raw:
             bad(
-                "has a line end: lines are searched one by one",
+                "has a line end, but lines are searched one by one",
                 hint="search for one of its lines, then use file_read at the match",
             )
         return raw

@@ -69,7 +69,7 @@ async def first_that_answers(
     except TimeoutError:
         raise OperationError(
             OPERATION_FAILED,
-            f"a server on port {port} of {where} did not take the connection within {timeout_s:g} s",
+            f"a server on port {port} of {where} did not accept the connection within {timeout_s:g} s",
             {"port": port, "retryable": True},
             reason="connect_timed_out",
         ) from None

@@ -564,7 +564,7 @@ def _errno_name(code: int) -> str:
 def _lost(session_id: str) -> OperationError:
     return OperationError(
         OPERATION_FAILED,
-        f"workspace session lost: {session_id}: its process is gone",
+        f"workspace session lost: {session_id}: its init process has ended",
         {"workspace_session_id": session_id},
         reason="session_lost",
     )

@@ -139,7 +139,7 @@ class ZygoteHandle:
         """
         link = self._link
         if link is None or self.lost.done():
-            raise setup_failed(spec, "zygote", "the process that makes sessions is gone")
+            raise setup_failed(spec, "zygote", "the zygote, which makes sessions, has ended")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._last_id += 1
         number = self._last_id
@@ -175,7 +175,7 @@ class ZygoteHandle:
 
     async def _ask(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         if self._link is None:
-            raise BrokenPipeError(errno.EPIPE, "the process that makes sessions is gone")
+            raise BrokenPipeError(errno.EPIPE, "the zygote, which makes sessions, has ended")
         await self._link.send(message, fds=fds)
 
     async def close(self) -> None:
@@ -232,7 +232,7 @@ class ZygoteHandle:
 
     def _on_end(self) -> None:
         if not self.lost.done():
-            self.lost.set_result("the process that makes sessions is gone")
+            self.lost.set_result("the zygote, which makes sessions, has ended")
         for init in self._creating.values():
             init.reaped("was lost with the zygote")
         for init in self._inits.values():

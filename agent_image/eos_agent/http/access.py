@@ -83,7 +83,7 @@ class Access:
         rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != proof.TICKET_KEY)
         where = path + (f"?{rest}" if rest else "")
         if not proof.stamped(self._token, ("ticket", self._sandbox_id, prefix), given[0], time.time()):
-            raise unauthorized("the ticket in this address is over or for something else")
+            raise unauthorized("the ticket in this address has expired or is for another server")
         until = int(time.time()) + COOKIE_S
         value = proof.stamp(self._key, ("cookie", prefix), until)
         cookie = f"{self._cookie}={value}; Path={prefix}/; Max-Age={COOKIE_S}; HttpOnly; SameSite=Strict"

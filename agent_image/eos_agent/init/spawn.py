@@ -192,9 +192,7 @@ def too_many_in_flight() -> OperationError:
         "retryable": True,
         "hint": "end the programs that send descriptors and do not receive them, then repeat the call",
     }
-    message = (
-        "the output of the command cannot be handed over: too many descriptors of this user are in flight"
-    )
+    message = "the agent cannot receive the command's output: too many descriptors of this user are in flight"
     return OperationError(OPERATION_FAILED, message, details, reason="too_many_in_flight")
 
 

@@ -297,7 +297,7 @@ class AgentServer:
         """
         try:
             if peer.expected is not None:
-                raise proof.WrongProof("one proof is asked for on each connection")
+                raise proof.WrongProof("a connection may ask for one proof only")
             found = proof.meet(self._key, self._handlers.settings.sandbox_id, self._start, asked)
         except proof.WrongProof as wrong:
             raise OperationError(UNAUTHORIZED, str(wrong), reason="bad_proof") from None
@@ -435,7 +435,7 @@ def _send_range(to: int, fd: int, offset: int, size: int) -> None:
             sent = os.sendfile(to, fd, offset, size)
         except BlockingIOError:
             if not waiting.poll(STREAM_S * 1000):
-                raise TimeoutError(f"the reader of a stream took nothing for {STREAM_S:.0f} s") from None
+                raise TimeoutError(f"the reader of a stream read nothing for {STREAM_S:.0f} s") from None
             continue
         if not sent:
             raise OSError(errno.EIO, "a file is shorter than it was")

@@ -80,7 +80,7 @@ def page(
     if after is not None and after.partition(" ")[0] not in check.ORDER:
         raise OperationError(
             INVALID_REQUEST,
-            "cursor is not one that this operation gave",
+            "cursor was not returned by fsck",
             {"argument": "cursor"},
             reason="invalid_cursor",
         )
@@ -132,7 +132,7 @@ def find_store(folder: str) -> tuple[str, str | None]:
                 f"{root}: a store without manifest.json and workspace.json", details={"file": root}
             )
     hint = (
-        "name the store's own folder (it holds manifest.json), the state folder of a stopped local "
+        "name the store's directory (with manifest.json), the state directory of a stopped local "
         "sandbox, or the id of a sandbox"
     )
     raise OperationError(
@@ -172,10 +172,10 @@ def enter(root: str) -> str | None:
             os.setresgid(owner.st_gid, owner.st_gid, owner.st_gid)
             os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)
         elif os.geteuid() != owner.st_uid:
-            return f"the store is uid {owner.st_uid}'s: run it as that user"
+            return f"the store belongs to uid {owner.st_uid}: run fsck as that user"
         namespaces.enter_user_namespace()
     except OSError as error:
-        return f"the user namespace that it was written in cannot be entered: {error.strerror}"
+        return f"cannot enter a user namespace like that of the store's writer: {error.strerror}"
     return None
 
 

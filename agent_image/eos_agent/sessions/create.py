@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 AGENT_ENDS_HINT = (
-    "the process that makes sessions was killed, and the agent ends with it: nothing was "
-    "made; the next call finds a new agent"
+    "the zygote, which makes sessions, was killed, and the agent ends with it: nothing was "
+    "made; the next call reaches a new agent"
 )
 
 

@@ -15,7 +15,7 @@ RUNNER_LOST, RUNNER_STUCK = "runner_lost", "runner_stuck"
 _REASONS = {EXPIRED: "session_expired", RUNNER_STUCK: "runner_stuck"}
 _WORDS = {
     EXPIRED: "workspace session expired: {}: it was not used for its ttl_s",
-    RUNNER_STUCK: "workspace session lost: {}: its process did not answer and was killed",
+    RUNNER_STUCK: "workspace session lost: {}: its init process did not answer and was killed",
 }
 
 
@@ -44,7 +44,7 @@ def session_lost(
         how: EXPIRED, RUNNER_STUCK, or RUNNER_LOST.
         pending: reason why its work cannot become a draft (session.json is damaged); the work is in `folder`.
     """
-    kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
+    kept = f"its work is kept in {draft_id}" if draft_id else "it had no unpublished work"
     details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
     if how != EXPIRED:
         details["retryable"] = True
@@ -54,12 +54,14 @@ def session_lost(
         kept = f"its work could not be made a draft: {pending}"
         details["draft_pending"] = True
         details["hint"] = (
-            f"its files are in {folder}; repair what the message names, then the agent's next start makes "
+            f"its files are in {folder}; repair the file that the message names: the next agent then makes "
             f"the draft; destroy_workspace_session deletes the work"
         )
     else:
         details["hint"] = "create_workspace_session opens a new one"
-    words = _WORDS.get(how, "workspace session lost: {}: its process ended unasked").format(session_id)
+    words = _WORDS.get(how, "workspace session lost: {}: its init process ended unexpectedly").format(
+        session_id
+    )
     return OperationError(OPERATION_FAILED, f"{words}; {kept}", details, reason=_REASONS.get(how, LOST))
 
 
@@ -95,5 +97,7 @@ def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> O
                 f"its files are in {folder}; free space on that file system: the draft is made then, and "
                 f"this call names it"
             )
-    words = _WORDS.get(how, "workspace session lost: {}: its process ended unasked").format(session_id)
+    words = _WORDS.get(how, "workspace session lost: {}: its init process ended unexpectedly").format(
+        session_id
+    )
     return OperationError(OPERATION_FAILED, f"{words}; {text}", details, reason=_REASONS.get(how, LOST))

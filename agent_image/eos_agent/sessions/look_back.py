@@ -56,7 +56,7 @@ def cursor(args: dict[str, Any]) -> int:
     if not (given.isascii() and given.isdecimal() and len(given) < 16):
         raise OperationError(
             INVALID_REQUEST,
-            "cursor is not one that this operation gave",
+            "cursor was not returned by this operation",
             {"argument": "cursor"},
             reason="invalid_cursor",
         )

@@ -121,7 +121,7 @@ class OutputSearch:
         if self._running >= AT_ONCE:
             raise OperationError(
                 SERVER_BUSY,
-                f"{AT_ONCE} searches in outputs run, which is the limit",
+                f"{AT_ONCE} searches of outputs are running, which is the limit",
                 {"limit": "searches in outputs", "value": AT_ONCE, "retryable": True},
                 reason="max_output_searches",
             )
@@ -163,7 +163,7 @@ class OutputSearch:
                 hint = "use a simpler expression, without nested repeats"
                 raise OperationError(
                     INVALID_REQUEST,
-                    f"pattern did not get through the lines from {start} on in {SEARCH_S} s of processor",
+                    f"pattern needed more than {SEARCH_S} s of processor time in the lines from {start} on",
                     {"argument": "pattern", "hint": hint, "start_offset": start},
                     reason="search_too_slow",
                 ) from None

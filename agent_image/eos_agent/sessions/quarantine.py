@@ -63,6 +63,6 @@ def warning(store: Store) -> str | None:
     names = [os.path.relpath(file, store.root) for file in sorted(store.damaged)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"damaged and quarantined: {', '.join(names[:3])}{more}; eos fsck says what is wrong. until it "
+        f"damaged and quarantined: {', '.join(names[:3])}{more}; eos fsck describes the damage. Until it "
         f"is repaired or deleted no layer is squashed or removed"
     )
