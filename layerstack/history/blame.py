@@ -185,7 +185,7 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
 
 
 def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
-    """List the paths with a text in one of the layers, in byte order, each once. Those of packed indexes are
+    """List the paths with a text in one of the layers, in byte order, each once. Paths of packed indexes are
     not collected.
     """
     few: set[bytes] = set()

@@ -165,7 +165,9 @@ def diff_draft(
 
 
 def diff_upper(stack: Stack, upper: Upper, *, against: str = "base", under: str = "", start: int = 0) -> Page:
-    """Give the present changes of a session, like `diff_draft`. Each page looks at all of its work again."""
+    """Give the present changes of a session, like `diff_draft`. Each page reads all of the session's work
+    again.
+    """
     check(under)
     with upper.changes() as (base, work):
         paths = delta.paths(base, work, under=under)

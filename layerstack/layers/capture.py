@@ -344,7 +344,9 @@ class _TreeCapture:
         return bool(private) and own.times[1] != below.times[1] and self.chain.layer_of(path) in private
 
     def _half_made(self, path: str, name: str, kind: str, *, cut: bool) -> bool:
-        """Check whether an entry is a temporary one of ours. One of that name in the base is user data."""
+        """Check whether an entry is a temporary one of ours. An entry of that name in the base is user
+        data.
+        """
         if kind not in (DIRECTORY, FILE) or not (cut or self.chain.layer_of(path) is None):
             return False
         state = self.tree.state(path)
@@ -355,8 +357,8 @@ class _TreeCapture:
         )
 
     def _left_by_git(self, directory: str, path: str, kind: str, *, cut: bool) -> bool:
-        """Check whether an entry is one that a killed git left in a git directory. One of that name in the
-        base is user data.
+        """Check whether an entry is one that a killed git left in a git directory. An entry of that name in
+        the base is user data.
         """
         if (
             kind not in (FILE, DIRECTORY)

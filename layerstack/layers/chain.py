@@ -221,7 +221,7 @@ class Chain:
         return seen
 
     def ordered(self, path: str) -> Iterator[str]:
-        """List the paths directly in the directory `path`, in byte order. Those of large layers are read from
+        """List the paths directly in the directory `path`, in byte order. Names in large layers are read from
         their indexes one by one.
         """
         last: bytes | None = None

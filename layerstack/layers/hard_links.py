@@ -1,9 +1,9 @@
 """Hard links that a session split: overlayfs copies a file up under the name that is written to, and its
 other names keep the old content.
 
-They are reported as a notice and not joined again, since the session itself saw them apart. They are searched
-for only where a changed path had several names, among the entries of the layer that has them. Source:
-overlayfs.rst, "Non-standard behavior".
+Split links are reported as a notice and not joined again, since the session itself saw separate files. They
+are searched for only where a changed path had several names, among the entries of the layer that has the
+file. Source: overlayfs.rst, "Non-standard behavior".
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def base_layer(tree: DiskTree) -> Layer:
 
 
 def _placed(layer: Layer, held: tuple[Layer, ...] | None) -> tuple[Layer, ...]:
-    """Insert a layer, newest first. It is nearly always newer than all others; at open it is older."""
+    """Insert a layer, newest first: nearly always at the front, at open also after newer ones."""
     if not held:
         return (layer,)
     v = layer.version

@@ -60,11 +60,11 @@ class Above(enum.Flag):
 
     NOTHING = 0
     HIDES = enum.auto()
-    """One is opaque in ours: an entry of the head is visible only if an edit brings it."""
+    """A directory above is opaque in ours: an entry of the head is visible only if an edit brings it."""
     GONE = enum.auto()
     """The head has no directory at the path's parent."""
     COVERED = enum.auto()
-    """A newer layer hides one, with all below it."""
+    """A newer layer hides a directory above, with all below it."""
 
 
 class _Merge:

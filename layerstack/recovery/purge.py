@@ -1,4 +1,4 @@
-"""Purge of a dead session that waits to become a draft, or whose session.json is quarantined."""
+"""Purge of a dead session that waits for recovery, or whose session.json is quarantined."""
 
 from __future__ import annotations
 

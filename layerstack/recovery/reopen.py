@@ -81,7 +81,7 @@ def _check_versions(stack: Stack, head: Manifest) -> None:
 
 
 def _write_lost(stack: Stack) -> None:
-    """Write the files of versions whose bytes a power cut took.
+    """Write again the version files that lost their bytes in a power cut.
 
     A file that the disk refuses stays lost until the next open.
     """
