@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
 
 from layerstack.core.gc_roots import DraftTable, PinTable
 from layerstack.core.ignore_cache import IgnoreCache
@@ -169,22 +170,11 @@ class Stack:
         finally:
             self.release(lease)
 
-    @contextlib.contextmanager
-    def reading(self) -> Generator[Snapshot]:
+    def reading(self) -> contextlib.AbstractContextManager[Snapshot]:
         """The head, whose layers stay on disk during the block. Unlike `lease` it takes no lock, and it does
         not keep a squash from closing the version.
         """
-        while True:
-            head = self._head
-            chain = self.chain(head)
-            lease = self.leases.acquire(READER, head.version, chain.ids)
-            if self._head is head:
-                break
-            self.leases.release(lease)  # a squash that came in between may not have seen it
-        try:
-            yield Snapshot(head, chain)
-        finally:
-            self.leases.release(lease)
+        return _Reading(self)
 
     def acquire_lease(self, lease_name: str, version: int | None = None) -> tuple[Manifest, Lease]:
         """A version, the head by default, and a lease on it. Raises NotFound."""
@@ -262,3 +252,29 @@ class Stack:
         """
         file = str(error.details["file"])
         self.damaged[file] = error.message.removeprefix(f"{file}: ")
+
+
+class _Reading:
+    """Block of `Stack.reading`: a class, since a publish reads `.gitignore` files one by one."""
+
+    __slots__ = ("_lease", "_stack")
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+
+    def __enter__(self) -> Snapshot:
+        stack = self._stack
+        while True:
+            head = stack.head
+            chain = stack.chain(head)
+            lease = stack.leases.acquire(READER, head.version, chain.ids)
+            if stack.head is head:
+                break
+            stack.leases.release(lease)  # a squash that came in between may not have seen it
+        self._lease = lease
+        return Snapshot(head, chain)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.leases.release(self._lease)

@@ -22,21 +22,18 @@ Any other errno may be temporary.
 """
 
 
+_plain = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
+_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
+
+
 def _canonical(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return _sorted(body).encode()
 
 
 def dump(body: dict[str, Any]) -> bytes:
     """Give the bytes of a record. `body` contains JSON values."""
     full = {"format": FORMAT, **body}
-    return (
-        json.dumps(
-            {**full, "sha256": hashlib.sha256(_canonical(full)).hexdigest()},
-            separators=(",", ":"),
-            ensure_ascii=True,
-        ).encode()
-        + b"\n"
-    )
+    return _plain({**full, "sha256": hashlib.sha256(_canonical(full)).hexdigest()}).encode() + b"\n"
 
 
 def write(path: str, body: dict[str, Any], *, step: Step = no_step, name: str = "") -> None:

@@ -133,6 +133,8 @@ except (OSError, TypeError):  # not a POSIX system
     _libc = None
 if _libc is not None:
     _libc.syscall.restype = ctypes.c_long
+    if hasattr(_libc, "sync_file_range"):
+        _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def fail(call: str, filename: str | bytes | None = None, note: str = "") -> NoReturn:
@@ -277,8 +279,7 @@ def sync_file_range(fd: int, flags: int, offset: int = 0, size: int = 0) -> None
     """sync_file_range(2), by default of the whole file: writes its data out, and promises nothing about names
     and sizes.
     """
-    call = _need("sync_file_range").sync_file_range
-    if call(ctypes.c_int(fd), ctypes.c_int64(offset), ctypes.c_int64(size), ctypes.c_uint(flags)) < 0:
+    if _need("sync_file_range").sync_file_range(fd, offset, size, flags) < 0:
         fail("sync_file_range")
 
 

@@ -476,6 +476,9 @@ def _commit(
                 error.published, named = published, True
                 raise
             named = True
+        stack.staging.forget(
+            *[stem + suffix for suffix in (*SYNCED, NUMBERED)], ready.tree.root
+        )  # they were renamed away: the end of the block has nothing to remove
         return published
     except BaseException:
         if not named:

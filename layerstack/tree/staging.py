@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
+from types import TracebackType
 
 from layerstack.kernel import unnamed_files
 from layerstack.tree.disk import PART, discard
@@ -35,47 +36,36 @@ class Staging:
         """
         self._leaving: set[str] = set()
 
-    def name(self, what: str) -> str:
-        """Reserve an unused path until `forget` or `discard`; nothing is created."""
-        return self._new(what, ("",))
-
-    def _new(self, what: str, suffixes: tuple[str, ...]) -> str:
+    def name(self, what: str, *suffixes: str) -> str:
+        """Reserve an unused path, with each suffix if some are given, until `forget` or `discard`; nothing is
+        created.
+        """
         path = f"{self.path}/{what}-{os.urandom(6).hex()}"
         with self._lock:
-            self._held.update(path + suffix for suffix in suffixes)
+            self._held.update([path + suffix for suffix in suffixes or ("",)])
         return path
 
-    def forget(self, path: str) -> None:
-        """Release a path: it was renamed away, or gc may remove it."""
+    def forget(self, *paths: str) -> None:
+        """Release paths: they were renamed away, or gc may remove them."""
         with self._lock:
-            self._held.discard(path)
+            self._held.difference_update(paths)
+
+    def holds(self, path: str) -> bool:
+        """Check whether a path is reserved."""
+        return path in self._held
 
     def discard(self, path: str) -> None:
         """Remove the entry at a held path, best effort; gc or the next open removes leftovers."""
         discard(path)
         self.forget(path)
 
-    @contextlib.contextmanager
-    def temporary_names(self) -> Generator[Names]:
+    def temporary_names(self) -> contextlib.AbstractContextManager[Names]:
         """Give a function that reserves names as `name` does, one for each suffix; at the end of the block
-        their entries are removed.
+        the entries of those that are still held are removed.
 
         Unnamed files that are made in the block, such as the rows of large indexes, are closed with it.
         """
-        made: list[str] = []
-
-        def new(what: str, *suffixes: str) -> str:
-            path = self._new(what, suffixes or ("",))
-            made.extend(path + suffix for suffix in suffixes or ("",))
-            return path
-
-        rows = unnamed_files.begin()
-        try:
-            yield new
-        finally:
-            unnamed_files.end(rows)
-            for path in made:
-                self.discard(path)
+        return _TemporaryNames(self)
 
     def discard_directory(self, folder: str, also: Iterable[str] = ()) -> None:
         """Remove a directory of the same file system in one act: after an error it is unchanged, else gone.
@@ -141,3 +131,29 @@ class Staging:
             discard(path)
         else:
             self.later(lambda: discard(path))
+
+
+class _TemporaryNames:
+    """Block of `Staging.temporary_names`."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._made: list[str] = []
+
+    def __enter__(self) -> Names:
+        self._rows = unnamed_files.begin()
+        return self._new
+
+    def _new(self, what: str, *suffixes: str) -> str:
+        path = self._staging.name(what, *suffixes)
+        self._made += [path + suffix for suffix in suffixes or ("",)]
+        return path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unnamed_files.end(self._rows)
+        staging = self._staging
+        for path in self._made:
+            if staging.holds(path):
+                staging.discard(path)
