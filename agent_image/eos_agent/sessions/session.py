@@ -31,7 +31,8 @@ class RunningCommand(Protocol):
         """Wait for the end of the command's processes, at most until the monotonic time `until`."""
 
     def row(self) -> dict[str, Any]:
-        """Its entry in list_commands."""
+        """Return its entry in list_commands."""
+        ...
 
     def lose(self) -> None:
         """End without an exit code: the processes have ended, and no init reports their exit status."""
