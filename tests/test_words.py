@@ -41,6 +41,7 @@ PHRASES = {
     "folded away": r"folded away",
     "squashed away": r"squashed away",
     "private layer": r"private layers?\b(?!, carried work)",
+    "stands on": r"(stands|stood) on\b(?!, leave)",
     "whoever": r"whoever",
     "everybody": r"everybody",
     "of before": r"of before\b",
@@ -51,13 +52,16 @@ PHRASES = {
 quotes words that it replaces.
 """
 OPENINGS = re.compile(
-    r"(what|whether|whos?e?|whom|is|are|was|does|did|that|those|these|of"
+    r"(what|whether|whos?e?|whom|which|how|when|where|why|is|are|was|does|did|says|tells|gives"
+    r"|that|those|these|its?|they|them|there|so|of"
     r"|about|above|across|after|against|among|at|before|behind|below|beneath|beside|between|beyond|by"
     r"|during|for|from|in|inside|into|on|onto|outside|over|since|through|to|towards?"
     r"|under|until|upon|with|within|without)(?![\w'-])",
     re.IGNORECASE,
 )
-"""First words that hide the subject of a docstring: interrogatives, pronouns, prepositions."""
+"""First words that hide the subject of a docstring: interrogatives, other verb forms, pronouns,
+prepositions.
+"""
 _PHRASE = re.compile(
     "|".join(f"(?P<p{number}>\\b{body})" for number, body in enumerate(PHRASES.values())), re.IGNORECASE
 )
@@ -208,6 +212,8 @@ def test_no_room_has_a_forbidden_phrase_or_a_docstring_that_hides_its_subject() 
         ('"""What a lease is."""', ["opens with What"]),
         ('"""Do the words say so?"""', ["opens with a question"]),
         ('x = 1\n"""Of a published layer its rank."""', ["opens with Of"]),
+        ('"""Its entry in the list."""', ["opens with Its"]),
+        ('"""How far the walk is."""', ["opens with How"]),
         ('def f():\n    """In-memory tree."""', []),
         ("raise ValueError(f'{x} is no session of ours')", ["is no"]),
         ("raise ValueError('there is no session of this id')", []),

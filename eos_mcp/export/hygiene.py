@@ -241,9 +241,9 @@ class Ground(NamedTuple):
     dest: str
     """Resolved, absolute."""
     there: Callable[[bytes], bool]
-    """Tells whether the destination, or the delta read so far, has a path."""
+    """Predicate: the destination, or the delta read so far, has the path."""
     existed: Callable[[bytes], bool]
-    """Tells whether the destination has a path."""
+    """Predicate: the destination has the path."""
     homes: frozenset[str]
     hooks: bytes = b""
     """The directory of `core.hooksPath` of the destination's repository, as a path in the destination; or

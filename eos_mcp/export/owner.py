@@ -38,7 +38,7 @@ class Folder(NamedTuple):
     gid: int
     setgid: bool
     acl: bytes | None
-    """Its default ACL."""
+    """Default ACL of the directory."""
 
 
 class Owners:

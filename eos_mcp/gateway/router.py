@@ -1,5 +1,5 @@
-"""Which hand answers a request: the gateway itself, a manager handler, or the agent of the sandbox that it
-names. First match wins.
+"""Choose the handler of a request: the gateway itself, a manager handler, or the agent of the named sandbox.
+The first match wins.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class SessionGroup:
         return self._freezers > 0
 
     def path(self) -> str | None:
-        """Its path in the hierarchy of version 2."""
+        """Give the path of the cgroup in the hierarchy of version 2."""
         part = self._groups.unified
         return None if part is None or not self._leaf else os.path.join(part.path, self._leaf)
 

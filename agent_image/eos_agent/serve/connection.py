@@ -42,7 +42,7 @@ class LineConnection(asyncio.StreamReaderProtocol):
         self._under_way: asyncio.Task[bool] | None = None
 
     async def read(self, size: int) -> bytes:
-        """As StreamReader.read."""
+        """Read as StreamReader.read does."""
         data = await self._reader.read(size)
         self._held -= len(data)
         return data

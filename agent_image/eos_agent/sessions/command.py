@@ -531,7 +531,7 @@ class Command:
         self.span.end()
 
     def row(self) -> dict[str, Any]:
-        """Its entry in list_commands."""
+        """Give the entry of the command in list_commands."""
         return {
             "command_session_id": self.id,
             "workspace_session_id": self.session.id,

@@ -31,7 +31,7 @@ class RunningCommand(Protocol):
         """Wait for the end of the command's processes, at most until the monotonic time `until`."""
 
     def row(self) -> dict[str, Any]:
-        """Return its entry in list_commands."""
+        """Give the entry of the command in list_commands."""
         ...
 
     def lose(self) -> None:
