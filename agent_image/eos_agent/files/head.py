@@ -235,7 +235,8 @@ def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> d
 
 
 def _patch(store: Store, root: str, args: Mapping[str, Any], author: Author) -> dict[str, Any]:
-    """Publish all files of a patch as one layer; it is applied again when the head moved on."""
+    """Publish all files of a patch as one layer; the patch is applied again if the head has changed in
+    between."""
     max_bytes: int = args.get("max_bytes", text.MAX_EDIT_BYTES)
     made: list[Plan] = []
 

@@ -1,8 +1,8 @@
 """Apply the hunks of a patch to the bytes of one file. Pure, standard library only.
 
-A hunk is looked for at its line number, then anywhere: with exact lines first, then with lines that differ in
-white space at their ends only. Two places are one too many. Line ends, a byte order mark and all bytes that
-the patch does not name stay as the file has them.
+A hunk is searched at its line number, then in the whole file: first with exact lines, then ignoring white
+space at the ends of lines. A hunk that fits in several places is an error. Line ends, a byte order mark and
+all bytes that the patch does not change are those of the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eos_agent.wire.workspace_path import shown
 
 MOST_PLACES = 20
 SHOWN_LINES, SHOWN_CHARACTERS = 12, 1500
-_COMMON = 50  # a line that is in more places than this says little about the nearest one
+_COMMON = 50  # a line in more places than this does not help to find the nearest one
 
 
 class Applied(NamedTuple):
@@ -28,7 +28,7 @@ class Applied(NamedTuple):
     added: int
     removed: int
     moved: int
-    """Hunks that were found at another line than the patch says."""
+    """Number of hunks that were found at another line than the patch says."""
 
 
 class _Lines:
@@ -55,11 +55,11 @@ class _Place(NamedTuple):
     texts: list[bytes]
     ends: list[bytes]
     ends_open: bool | None
-    """Set on the last hunk that reaches the end of the file and says how the new last line ends."""
+    """Set by the last hunk if it reaches the end of the file and says if the new last line has a line end."""
 
 
 def apply_hunks(raw: bytes, hunks: Sequence[PatchHunk], path: str) -> Applied:
-    """Apply all hunks to `raw`. Lines are looked for in the old content, so hunks may come in any order.
+    """Apply all hunks to `raw`. Hunks are searched in the old content, so they may come in any order.
 
     Raises:
         OperationError: invalid_request; hunk_not_found with the nearest place and its text, hunk_ambiguous
@@ -95,7 +95,7 @@ def _plain(text: str) -> bytes:
 def _find(
     lines: _Lines, hunk: PatchHunk, old: list[bytes], cursor: int, shift: int, path: str, number: int
 ) -> int:
-    """Give the index of the first line that the hunk replaces."""
+    """Return the index of the first line that the hunk replaces."""
     texts = lines.texts
     anchored = _anchored(texts, hunk.anchors, cursor)
     if hunk.anchors and anchored is None:
@@ -131,13 +131,14 @@ def _find(
 
 
 def _after(found: list[int], top: int) -> int | None:
-    """Give the first place at or below the anchor, which is the line above `top`."""
+    """Return the first place at or below the anchor, which is the line above `top`."""
     index = bisect.bisect_left(found, top - 1)
     return found[index] if index < len(found) else None
 
 
 def _anchored(texts: list[bytes], anchors: Sequence[str], cursor: int) -> list[int] | None:
-    """Give the lines after each place of the last anchor below the others; None: an anchor is missing."""
+    """Return the line after each place of the last anchor below the other anchors; None if an anchor is
+    missing."""
     starts = [0]
     for depth, anchor in enumerate(anchors):
         wanted = _plain(anchor).strip()
@@ -155,8 +156,8 @@ def _anchored(texts: list[bytes], anchors: Sequence[str], cursor: int) -> list[i
 
 
 def _places(have: list[bytes], wanted: list[bytes]) -> list[int]:
-    """Give the places of `wanted` in `have`, by Knuth, Morris and Pratt: a long hunk of equal lines
-    costs no more than another.
+    """Return the places of `wanted` in `have`, by the algorithm of Knuth, Morris and Pratt, so that a long
+    hunk of equal lines is not slower than others.
     """
     failure = [0] * len(wanted)
     length = 0
@@ -180,7 +181,7 @@ def _places(have: list[bytes], wanted: list[bytes]) -> list[int]:
 
 
 def _placed(lines: _Lines, hunk: PatchHunk, at: int) -> _Place:
-    """The lines that come in the place of the hunk's old ones; context keeps the bytes of the file."""
+    """The lines that replace the hunk's old ones; context lines keep the bytes of the file."""
     texts: list[bytes] = []
     ends: list[bytes] = []
     here = at
@@ -203,8 +204,8 @@ def _placed(lines: _Lines, hunk: PatchHunk, at: int) -> _Place:
 
 
 def _says_ends(lines: _Lines, hunk: PatchHunk, at: int) -> bool:
-    """Return True when the patch has the line ends of the file in it, as one of git does: its new lines end
-    as it says then. A patch that came with other line ends than the file says nothing of them.
+    """True if the patch contains the line ends of the file, as a patch of git does; its line ends are then
+    used for its new lines. A patch with other line ends than the file does not define them.
     """
     if not any(text.endswith("\r") for _, text in hunk.lines):
         return False
@@ -269,7 +270,8 @@ def _missing(texts: list[bytes], wanted: list[bytes], path: str, number: int, wh
 
 
 def _nearest(texts: list[bytes], wanted: list[bytes]) -> tuple[int, int] | None:
-    """Give the place where most lines are equal, blanks aside, and their number; None where none is."""
+    """Return the place where most lines are equal, apart from blanks, and their number; None if no line is
+    equal."""
     where: dict[bytes, list[int]] = defaultdict(list)
     for offset, text in enumerate(wanted):
         if (key := text.strip()) and len(where[key]) < _COMMON:

@@ -1,8 +1,9 @@
-"""Apply a patch inside a session's mount: every file of it changes, or none.
+"""Apply a patch inside a session's mount: all of its files are changed, or none.
 
-The new files are completed in a temporary directory (`layerstack.kernel.tempnames`) beside a journal. Then
-each is exchanged with the old one (renameat2, RENAME_EXCHANGE), which stays there until the last is done: a
-failure, or the end of the worker that does it, is undone from the journal.
+The new files are completed in a temporary directory (`layerstack.kernel.tempnames`), which also has a
+journal. Then each is exchanged with the old file (renameat2, RENAME_EXCHANGE). The old files are kept there
+until the last exchange is done; after a failure, or if the worker was killed, the exchanges are undone from
+the journal.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ class _Step(NamedTuple):
     kind: str
     path: str
     inode: int
-    """Number of the completed file; 0 for a deletion."""
+    """Inode number of the completed file; 0 for a deletion."""
 
 
 def apply_patch(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Perform apply_patch.
 
     Raises:
-        OperationError: as `plan_patch`; operation_failed, reason file_changed, when another process changed a
-            file during it. OSError: the kernel refused. No file is changed then.
+        OperationError: as `plan_patch`; operation_failed, reason file_changed, if another process changed a
+            file at the same time. OSError: the kernel refused. After an error no file is changed.
     """
     seen: dict[str, os.stat_result] = {}
     max_bytes: int = args.get("max_bytes", MAX_EDIT_BYTES)
@@ -79,10 +80,11 @@ def apply_patch(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, A
 
 
 def clear_after_patch(root: str, args: Mapping[str, Any]) -> None:
-    """Undo a patch whose worker was killed, unless its last file was done; remove the temporary directory.
+    """Undo a patch whose worker was killed, unless all its files were exchanged; remove the temporary
+    directory.
 
     Raises:
-        OSError: it is in use; a capture leaves it out.
+        OSError: the temporary directory is in use; a capture leaves it out.
     """
     with opened(root, DIR_FLAGS) as root_fd:
         with contextlib.suppress(FileNotFoundError), opened(args["passing"], DIR_FLAGS, root_fd) as place_fd:
@@ -142,7 +144,7 @@ def _created(name: str, flags: int, dir_fd: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _nearest_folder(root_fd: int, path: str) -> Iterator[int]:
-    """Open the nearest directory above `path` that exists, whose owner a new file gets."""
+    """Open the nearest existing directory above `path`; a new file gets its owner."""
     for above in reversed(list(ancestors(path))):
         if not above:
             break
@@ -157,7 +159,7 @@ def _nearest_folder(root_fd: int, path: str) -> Iterator[int]:
 
 
 def _missing_folders(root_fd: int, changes: list[FileChange]) -> list[str]:
-    """The directories that the patch makes, each after the one above it."""
+    """The directories that the patch makes, parents first."""
     found: dict[str, None] = {}
     for change in changes:
         if change.data is not None:
@@ -175,7 +177,7 @@ def _note(place_fd: int, steps: list[_Step], made: list[str]) -> None:
 
 
 def _take(root_fd: int, place_fd: int, name: str, step: _Step, before: os.stat_result | None) -> None:
-    """Put one file in its place; the old one is in the temporary directory afterwards."""
+    """Move one completed file to its path, and the old file to the temporary directory."""
     with parent_of(root_fd, step.path, make=step.kind != GONE) as (parent, own):
         found = lstat(own, parent)
         if (before is None) != (found is None) or (
@@ -202,7 +204,7 @@ def _take(root_fd: int, place_fd: int, name: str, step: _Step, before: os.stat_r
 
 
 def _roll_back(root_fd: int, place_fd: int, steps: list[_Step], made: list[str]) -> None:
-    """Put the old files back, the last first. The inode tells which files are the patch's."""
+    """Put the old files back, the last first. A file is the patch's if it has the inode of the step."""
     for at, step in reversed(list(enumerate(steps))):
         name = str(at)
         with contextlib.suppress(OperationError), parent_of(root_fd, step.path) as (parent, own):
@@ -223,7 +225,8 @@ def _roll_back(root_fd: int, place_fd: int, steps: list[_Step], made: list[str])
 
 
 def _put_back(place_fd: int, name: str, parent: int, own: str) -> None:
-    """Undo a deletion; beside a file that another process has made since."""
+    """Undo a deletion. If another process has made a file at the path since, the deleted file is restored
+    beside it."""
     for target in (own, f"{own[:200]}.before-patch"):
         with contextlib.suppress(FileExistsError):
             syscalls.renameat2(

@@ -1,4 +1,4 @@
-"""Plan the effect of a patch on a tree: the content of each file afterwards. Nothing is written here."""
+"""Plan the effect of a patch on a tree: compute the new content of each file, without writing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from layerstack.model.paths import ancestors
 MAX_TOTAL_BYTES = 64 << 20
 
 Read = Callable[[str], bytes | None]
-"""Path -> the bytes of the regular file, at most one more than can be edited; None: there is no file. Raises
-OperationError for another kind, and for a parent that is not a directory."""
+"""Path -> the bytes of the regular file, at most one more than can be edited; None for a missing file. Raises
+OperationError for another kind of file, and for a parent that is not a directory."""
 
 
 class Plan(NamedTuple):
     changes: list[FileChange]
-    """One for each path that differs; no path is above another."""
+    """One change for each path that differs; no path is above another one."""
     files: list[dict[str, Any]]
     """Rows of the answer, in the order of the patch."""
 
@@ -37,10 +37,11 @@ class Plan(NamedTuple):
 
 
 def plan_patch(text: str, root: str, read: Read, exists: Callable[[str], bool], max_bytes: int) -> Plan:
-    """Apply a patch to the files that `read` gives; each part sees what the parts before it did.
+    """Apply a patch to the files that `read` returns; each part is applied to the result of the parts before
+    it.
 
     Raises:
-        OperationError: invalid_request, not_found; it names the file, and the hunk if it is one that failed.
+        OperationError: invalid_request, not_found; the error names the file, and the hunk if a hunk failed.
     """
     return _Planner(root, read, exists, max_bytes).plan(parse(text))
 
@@ -92,7 +93,7 @@ class _Planner:
         if patch.prefixed is not None and self._find(path) is None:
             literal = self._path(patch.prefixed)
             if self._find(literal) is not None:
-                path = literal  # a directory called a or b, and a patch without prefixes
+                path = literal  # a directory named a or b, and a patch without prefixes
         file = self._find(path)
         if patch.kind == ADD:
             if file is not None:

@@ -1,4 +1,4 @@
-"""Read a patch: a unified diff, with git's extended headers or without, or the `*** Begin Patch` form. Pure,
+"""Parse a patch: a unified diff, with or without git's extended headers, or the `*** Begin Patch` form. Pure,
 standard library only.
 """
 
@@ -26,12 +26,12 @@ class PatchHunk(NamedTuple):
     start: int | None = None
     """First line in the old file, from 1; None: the patch gives no number."""
     anchors: tuple[str, ...] = ()
-    """Lines above the block that say where it is, from the outermost to the nearest."""
+    """Lines above the block that locate it, from the outermost to the nearest."""
     at_end: bool = False
-    """The block ends where the file ends."""
+    """True if the block ends at the end of the file."""
     old_ends_open: bool = False
     new_ends_open: bool = False
-    """The last line of that side has no line end."""
+    """True if the last line of that side has no line end."""
 
     @property
     def old(self) -> list[str]:
@@ -48,16 +48,16 @@ class FilePatch(NamedTuple):
     kind: str
     """add, update, delete or copy."""
     path: str
-    """Path before the change; of an added file, the path to create."""
+    """Path before the change; for an added file, the path to create."""
     to: str | None
     """Path after a move or copy, else None."""
     hunks: tuple[PatchHunk, ...]
     executable: bool | None = None
     """Set or clear the executable bits; None: leave them."""
     prefixed: str | None = None
-    """The path as written, where `a/` or `b/` was removed from it."""
+    """The path as written in the patch, if `a/` or `b/` was removed from it."""
     checked: bool = True
-    """The hunks of a deletion are the whole content, which must match."""
+    """True if the hunks of a deletion have the whole content, which must match."""
 
 
 def bad(why: str, line: int | None = None) -> OperationError:
@@ -71,11 +71,11 @@ def bad(why: str, line: int | None = None) -> OperationError:
 
 
 def parse(text: str) -> list[FilePatch]:
-    """Read a patch of either form, in the order of its files.
+    """Parse a patch of either form. Returns the changes in the order of the patch.
 
     Raises:
         OperationError: invalid_request; the text is in neither form, is larger than MAX_PATCH_BYTES, changes
-            more than MAX_FILES files, or asks for what cannot be applied (a binary file, a symlink).
+            more than MAX_FILES files, or has a change that is not supported (a binary file, a symlink).
     """
     if len(text) > MAX_PATCH_BYTES or len(text.encode("utf-8", "replace")) > MAX_PATCH_BYTES:
         raise bad(f"it has more than {MAX_PATCH_BYTES} bytes; apply it in several parts")
@@ -218,11 +218,11 @@ class _Unified:
             elif line.startswith("@@ ") and _NUMBERS.match(line):
                 raise bad("a hunk comes before `--- PATH` and `+++ PATH`", self._at + 1)
             else:
-                self._at += 1  # a message, an index line: git-apply(1) leaves them out too
+                self._at += 1  # a message or an index line, which git-apply(1) ignores too
         return found
 
     def _is_names(self) -> bool:
-        """Return True at a line `--- PATH` that is followed by `+++ PATH`."""
+        """True at a line `--- PATH` that is followed by `+++ PATH`."""
         at = self._at
         return (
             at + 1 < len(self._lines)
@@ -328,8 +328,8 @@ class _Unified:
         return PatchHunk(tuple(lines), start, anchors, False, open_old, open_new)
 
     def _count(self, old: int, new: int) -> int | None:
-        """Give the end of a hunk by its header's counts; None where they do not fit what follows, as in a
-        patch that a model wrote.
+        """Return the end of a hunk by the counts of its header; None if the counts do not match the lines
+        after it, as in patches that models write.
         """
         at = self._at
         while at < len(self._lines) and (old or new):
@@ -370,7 +370,7 @@ _EXTENDED = (*(start for start, _ in _MODES), "index ", "similarity index ", "di
 
 
 def _one_name(raw: str) -> str:
-    """The name after `--- ` or `+++ `: up to a tab, which comes before a time, or in quotes."""
+    """The name after `--- ` or `+++ `: in quotes, or up to a tab, after which a time follows."""
     name = raw.rstrip("\r")
     if name.startswith('"'):
         return _unquoted(name[: name.rfind('"') + 1])
@@ -390,7 +390,8 @@ def _two_names(rest: str) -> tuple[str, str]:
 
 
 def _unquoted(name: str) -> str:
-    """A name in git's quotes (core.quotePath); its bytes beyond UTF-8 as os.fsdecode has them."""
+    """Decode a name in git's quotes (core.quotePath); bytes that are not UTF-8 are decoded as by
+    os.fsdecode."""
     if len(name) < 2 or not (name.startswith('"') and name.endswith('"')):
         return name
 

@@ -3,11 +3,12 @@
  * Init (pid 1) of a session as a static program: loop.py without file operations (helper.py), in a few pages of
  * memory (ADR 0042).
  *
- * setup.py executes it after all that needs Python. Descriptor 3 is then a stream socket with one order
- * (native.py) and the session's socket attached. It hardens itself, reports that it is ready and answers
- * until the agent closes its end. Frames are those of ipc/frames.py; a refusal is a word and an errno, which
- * init_handle.py turns into an error message. Between fork and exec it makes system calls only. Frames of the agent
- * are trusted; names of processes in the session are not.
+ * setup.py executes the program after the steps of the set-up that need Python. Descriptor 3 is then a stream
+ * socket with one order (native.py), to which the session's socket is attached. The program hardens itself,
+ * reports that it is ready, and answers requests until the agent closes its end. Frames are those of
+ * ipc/frames.py; a refusal is a word and an errno, which handles/init_errors.py translates into an error. Between
+ * fork and exec the child makes system calls only. Frames of the agent are trusted; names of processes in the
+ * session are not.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -425,7 +426,7 @@ static void end_frame(uint32_t fds) {
 }
 
 static int flush_with(const int *fds, int count) {
-    /* Returns -1, with nothing sent, if the kernel refuses descriptors: too many of our user in flight (fd_limits.py). */
+    /* Returns -1 without sending if the kernel refuses descriptors: too many of our user are in flight (fd_limits.py). */
     size_t done = 0;
     while (done < out.used) {
         union {
@@ -552,7 +553,7 @@ static int by_pid(const void *a, const void *b) { return ((const struct process 
 
 static int helped(const struct process *p) { return p->parent == 0; }
 
-/* Fill `all`, or with `count_only` return the number of processes: with zombies and init, without helpers. */
+/* Fill `all` with the processes of this namespace by pid: with zombies, without init and helpers. */
 static void look_through(void) {
     all.count = 0;
     int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -626,9 +627,9 @@ static void put_process(const struct process *p, int *first) {
     word(&out, "}");
 }
 
-static int send_signal(int pid, int signum) { return !kill(pid, signum) || errno == EPERM; /* it lives, but we may not signal it */ }
+static int send_signal(int pid, int signum) { return !kill(pid, signum) || errno == EPERM; /* EPERM: it lives */ }
 
-/* Marks (process_tag.py) and scores (oom.py) */
+/* Process tags (process_tag.py) and scores (oom.py) */
 
 static void prepare_marks(void) {
     struct rlimit found;
@@ -929,7 +930,7 @@ static void spawn(struct request *r) {
     word(&out, p.tty ? ",\"fds\":[\"tty\"" : r->input ? ",\"fds\":[\"stdin\",\"stdout\"" : ",\"fds\":[\"stdout\"");
     word(&out, r->split && !p.tty ? ",\"stderr\"],\"mark\":" : "],\"mark\":");
     number(&out, mark);
-    if (send_reply(p.ours, p.count)) { /* the reply was not sent, so kill it: a killed command may have done as much */
+    if (send_reply(p.ours, p.count)) { /* the reply was not sent: kill the command, as if it had been killed just after its start */
         *last = NULL;
         free(c);
         kill(-pid, SIGKILL);
@@ -947,7 +948,7 @@ static struct command *command_of(const char *key) {
 }
 
 static int reap(void) {
-    /* True: no process is left, since orphans become our children (pid_namespaces(7)), and we have none. */
+    /* Returns 1 if no process is left: orphans become our children (pid_namespaces(7)), and we have no children. */
     int empty = 0, status;
     for (;;) {
         pid_t pid = waitpid(-1, &status, WNOHANG);
@@ -1024,7 +1025,7 @@ static void wait_on(struct command *c, long long t) {
         for (const char *s = p->name; *s; s++)
             shown = (shown ^ (unsigned char)*s) * 1099511628211ull;
     }
-    if (!members) { /* zombies whose parent left the group and did not reap them */
+    if (!members) { /* only zombies, whose parent left the group and does not reap them */
         end_command(c, 1);
         return;
     }
@@ -1075,7 +1076,7 @@ static int advance(struct kill *k, long long t) {
 }
 
 static void look(int empty) {
-    /* Commands without a leader: is their group gone? Trees that are being killed: is it done? */
+    /* Check if the groups of commands without a leader, and the trees that are being killed, have ended. */
     long long t = now();
     int looked = 0;
     for (struct command *c = commands, *next; c; c = next) {
@@ -1133,7 +1134,7 @@ static void all_ended(void) {
 }
 
 static void end_all(long long id) {
-    /* SIGTERM to all but us, stopped ones too; answered when no process is left. The agent has a timeout. */
+    /* Send SIGTERM to all other processes, stopped ones too; reply when no process is left. The agent has a timeout. */
     ends = realloc(ends, (size_t)(end_count + 1) * sizeof *ends);
     if (!ends)
         die();
@@ -1288,7 +1289,7 @@ static void sockets(struct request *r) {
 static const char *const namespace_paths[] = {"/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/ipc", "/proc/self/ns/mnt"};
 
 static void namespaces(long long id) {
-    /* Only we can open our own: /proc of a process that is not dumpable is closed to others. */
+    /* Other processes cannot open these files, since this process is not dumpable. */
     int fds[4], count = 0;
     for (; count < 4; count++) {
         fds[count] = open(namespace_paths[count], O_RDONLY | O_CLOEXEC);
@@ -1526,7 +1527,7 @@ int main(int argc, char **argv) {
     if (fds[1] >= 0)
         close(fds[1]);
     dup2(0, 2);
-    signal(SIGINT, SIG_DFL); /* the kernel ignores it for pid 1 */
+    signal(SIGINT, SIG_DFL); /* SIG_DFL: pid 1 ignores the signal (pid_namespaces(7)) */
     signal(SIGTERM, SIG_DFL);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* no ptrace, no /proc/1/mem for a session's uid 0 */
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);

@@ -19,7 +19,7 @@ STATUS = {"added": "A", "deleted": "D", "modified": "M", "attributes": "M", "typ
 
 
 async def diff_session(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Compare a session, frozen for the call, or a draft."""
+    """Compare a session, which is frozen for the call, or a draft with its base or with the head."""
     session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
     if (session_id is None) == (draft_id is None):
         raise OperationError(

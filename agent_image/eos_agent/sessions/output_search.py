@@ -61,7 +61,7 @@ class Found(NamedTuple):
     stopped: str | None
 
     def json(self, start: int, total: int) -> dict[str, Any]:
-        """Fields of read_command_lines with `pattern`: the rows as `grep -n` shows them."""
+        """The fields of read_command_lines with `pattern`: the rows in the form of `grep -n`."""
         lines: list[str] = []
         for at, (number, text, matches) in enumerate(self.rows):
             if at and self.rows[at - 1][0] < number - 1 and any(not row[2] for row in self.rows):
