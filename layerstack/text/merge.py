@@ -46,8 +46,8 @@ def merge(
     Returns:
         Merged; a hunk's ranges are (first line, from 1; number of lines), and a range of 0 lines is before
             the line that it names.
-    Cost: O(lines) memory, each distinct line kept once; O(lines) time plus at most 2 * BUDGET steps. Source:
-    git-merge-file(1), which has the same rules; only repeated lines may be aligned differently.
+    Cost: O(lines) memory, each distinct line kept once; O(lines) time plus at most 2 * BUDGET steps.
+    Source: git-merge-file(1), which has the same rules; only repeated lines may be aligned differently.
     """
     if ours == theirs or base == theirs:
         return Merged(ours, ())
