@@ -1,5 +1,5 @@
-"""Access control lists as the kernel stores them, so that a test needs no program for them (`getfacl` where
-the machine has it).
+"""Access control lists in the kernel's form, so that tests need no program for them (`getfacl` is not on
+every machine).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def unpacked(value: bytes) -> Rows:
 
 
 def for_user(uid: int, may: int, *, owner: int = 7, group: int = 5, mask: int = 7, others: int = 5) -> bytes:
-    """One named user beside the usual three."""
+    """A list with one named user beside the usual three entries."""
     return packed(
         (OWNER, owner, NO_ID),
         (USER, may, uid),
@@ -36,7 +36,7 @@ def for_user(uid: int, may: int, *, owner: int = 7, group: int = 5, mask: int = 
 
 
 def named(path: str | Path, which: str = ACL) -> dict[int, int]:
-    """Named users and what they may; empty without a list."""
+    """Return the named users and their permissions; empty without a list."""
     try:
         rows = unpacked(os.getxattr(path, which))
     except OSError:

@@ -1,5 +1,5 @@
-"""Build tools that tests run on this machine: cargo where it really lies, and the TypeScript compiler, which
-`python tests/build_tools.py` installs into the cache, outside every checkout, with the node of
+"""Build tools that tests run on this machine: the real cargo, not a proxy, and the TypeScript compiler.
+`python tests/build_tools.py` installs the latter into the cache, outside every checkout, with the node of
 `tests/inspector.py`.
 """
 
@@ -22,11 +22,11 @@ TYPESCRIPT = "5.9.3"
 
 
 class ToolMissing(Exception):
-    """A tool is not on this machine; the text names the package or the command that brings it."""
+    """Error for a missing tool; the text names the package or the command that installs it."""
 
 
 def program(name: str, package: str) -> str:
-    """The path of a program of a package of the distribution."""
+    """Return the path of a program of a package of the distribution."""
     found = shutil.which(name)
     if found is None:
         raise ToolMissing(f"no {name} (package {package})")
@@ -35,8 +35,8 @@ def program(name: str, package: str) -> str:
 
 @functools.cache
 def cargo() -> str:
-    """The directory of cargo and rustc themselves: a proxy of rustup looks for its toolchain in a home that
-    sessions do not have.
+    """Return the directory of the real cargo and rustc: a proxy of rustup looks for its toolchain in a home
+    that sessions do not have.
     """
     path = os.environ.get("PATH", "") + os.pathsep + os.path.join(os.path.expanduser("~"), ".cargo", "bin")
     found, rustc = shutil.which("cargo", path=path), shutil.which("rustc", path=path)
@@ -55,7 +55,7 @@ def _typescript_folder() -> str:
 
 @functools.cache
 def tsc() -> tuple[str, str]:
-    """(node, script): what runs the TypeScript compiler."""
+    """Return (node, script), which run the TypeScript compiler."""
     script = os.path.join(_typescript_folder(), "node_modules", "typescript", "bin", "tsc")
     if not os.path.exists(script):
         raise ToolMissing(f"TypeScript is not in {_typescript_folder()}: python tests/build_tools.py")
@@ -63,7 +63,7 @@ def tsc() -> tuple[str, str]:
 
 
 def install() -> None:
-    """npm install of TypeScript, unless it is there."""
+    """Install TypeScript with npm, unless it is installed."""
     target = _typescript_folder()
     os.makedirs(target, exist_ok=True)
     with open(f"{target}.lock", "w") as lock:

@@ -1,8 +1,9 @@
-"""A file system that takes `README` and `readme`, composed and decomposed letters for one name, as those of
-macOS and Windows do: a FUSE server.
+"""A FUSE file system on which `README` and `readme`, and composed and decomposed letters, are one name, as on
+macOS and Windows.
 
-It keeps the spelling that a name was made with. The kernel's own (ext4 with casefold, vfat) are not built
-into every kernel; /dev/fuse is. Source: include/uapi/linux/fuse.h, protocol 7.31.
+It keeps the spelling that a name was made with. The kernel's own case-folding file systems (ext4 with
+casefold, vfat) are not built into every kernel; /dev/fuse is. Source: include/uapi/linux/fuse.h, protocol
+7.31.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NOREPLACE = 1
 
 
 def fold(name: bytes) -> str:
-    """What two names have in common that are one here."""
+    """Return the key that two spellings of one name share."""
     return unicodedata.normalize(
         "NFD", unicodedata.normalize("NFD", name.decode("utf-8", "surrogateescape")).casefold()
     )
@@ -37,7 +38,7 @@ def _name(data: bytes) -> bytes:
 
 
 class _Server:
-    """Answers from the directory `root`, one request after the other, until the mount is gone."""
+    """Server that answers from the directory `root`, one request after the other, until the mount is gone."""
 
     def __init__(self, fd: int, root: bytes) -> None:
         self.fd, self.paths = fd, {1: root}
@@ -69,11 +70,11 @@ class _Server:
                 body = answer(node, request[_IN.size :])
             except OSError as error:
                 code = -(error.errno or errno.EIO)
-            with contextlib.suppress(FileNotFoundError):  # who asked is gone
+            with contextlib.suppress(FileNotFoundError):  # the caller is gone
                 os.write(self.fd, _OUT.pack(_OUT.size + len(body), code, unique) + body)
 
     def there(self, node: int, name: bytes) -> bytes | None:
-        """The path that a name leads to, in whatever spelling it was made."""
+        """Return the path of a name, in the spelling that it was made with."""
         folder = self.paths[node]
         wanted = fold(name)
         found = [one for one in os.listdir(folder) if fold(one) == wanted]
@@ -240,7 +241,7 @@ class _Server:
 
 
 def open_device(folder: str) -> int:
-    """/dev/fuse; a node of its own in `folder` where a bare /dev has none."""
+    """Return /dev/fuse, or a new node in `folder` when /dev lacks it."""
     path = "/dev/fuse"
     if not os.path.exists(path):
         path = f"{folder}/fuse"
@@ -250,8 +251,8 @@ def open_device(folder: str) -> int:
 
 @contextlib.contextmanager
 def mounted(target: str, backing: str) -> Generator[None]:
-    """For the length of the block the tree of `backing` is at `target`, folding; in a mount namespace of
-    one's own, as root.
+    """Show the tree of `backing` at `target` with folded names, for the length of the block; needs root in a
+    private mount namespace.
     """
     fd = open_device(os.path.dirname(target))
     syscalls.mount(

@@ -1,4 +1,4 @@
-"""What the kernel's cgroup trees hold of a sandbox, seen from the root of every hierarchy."""
+"""Cgroups of a sandbox in the kernel's trees, seen from the root of every hierarchy."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ while True:
             print("full", flush=True)
         said = True
 """
-"""A program that forks without end and leaves its group each time; refused one more process, it says so and
-goes on trying.
+"""A program that forks without end and leaves its group each time; when a fork fails, it reports this and
+keeps trying.
 """
 
 
 def limiting() -> list[str]:
-    """Those that sessions have leaves in: the ones with a limit, and version 2 ("")."""
+    """Hierarchies in which sessions have cgroups: those with a limit, and version 2 ("")."""
     with open("/proc/self/cgroup") as file:
         names = [line.split(":")[1] for line in file]
     return [name for name in names if not name or set(name.split(",")) & set(cgroups.CONTROLLERS)]
 
 
 def folders_of(text: str) -> list[str]:
-    """`hierarchy:path` of every cgroup whose path holds `text`, outermost first."""
+    """Return `hierarchy:path` of every cgroup whose path contains `text`, outermost first."""
     found: list[str] = []
     for hierarchy in limiting():
         root = cgroup_fs.root_of(hierarchy)
@@ -68,7 +68,7 @@ def _entries(root: int, path: str) -> list[os.DirEntry[str]]:
 
 
 def wait_until_gone(text: str) -> list[str]:
-    """What is left of it when the time is over; nothing as a rule."""
+    """Wait until no cgroup's path contains `text`; return those that are left after the timeout."""
     end = time.monotonic() + WAIT_S
     while (found := folders_of(text)) and time.monotonic() < end:
         time.sleep(0.01)
@@ -76,7 +76,7 @@ def wait_until_gone(text: str) -> list[str]:
 
 
 def paths_of(pid: int) -> dict[str, str]:
-    """Hierarchy -> path of a process."""
+    """Return hierarchy -> path of a process."""
     return {
         hierarchy: path
         for _, hierarchy, path in (

@@ -1,4 +1,4 @@
-"""Powers, required powers, soak, short directories, children in namespaces."""
+"""Hooks and fixtures: powers, required powers, soak tests, short directories, children in namespaces."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from layerstack.kernel import fsync
 from tests import images, in_namespace, leaks, probes
 
 REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(" ", ",").split(",") if name)
-"""Not empty: this run must leave out nothing. A skip, an xfail, a deselected test is a failure."""
+"""Powers that this run requires. If it is not empty, a skip, an xfail or a deselected test is a failure."""
 
 ELSEWHERE = frozenset({"cgroups2"})
-"""Powers of another kernel than the gate's: what needs one of them is no part of a run on a machine without
-it (`make vm` has it).
+"""Powers of other kernels than the gate's: a machine without them does not collect the tests that need one
+(`make vm` runs these).
 """
 
 FIRST = (
@@ -27,8 +27,8 @@ FIRST = (
     "tests/test_build.py",
     "tests/test_wheel.py",
 )
-"""The longest files, which want a processor all the time: at the end they would run alone, at the beginning
-beside those that wait.
+"""The longest files, which use a processor all the time: they run first, beside tests that wait, since at the
+end they would run alone.
 """
 
 _left_out: list[str] = []
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def soaking(config: pytest.Config) -> bool:
-    """--soak or EOS_SOAK=1."""
+    """Return True with --soak or EOS_SOAK=1."""
     return bool(config.getoption("--soak")) or os.environ.get("EOS_SOAK", "") not in ("", "0")
 
 
@@ -74,7 +74,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Soak tests are no part of an ordinary run, nor those of another kernel. A power that nobody knows is an
+    """Deselect soak tests in an ordinary run, and tests that need another kernel. An unknown power is an
     error of the test.
     """
     global _soak_off, _elsewhere_off
@@ -143,7 +143,7 @@ def pytest_make_collect_report(
 @pytest.hookimpl(trylast=True)  # when the other processes have ended
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     output = getattr(session.config, "workeroutput", None)
-    if output is not None:  # one of several processes: the first one tells
+    if output is not None:  # one of several processes: the first one reports
         output["left_out"], output["soak_off"], output["elsewhere_off"] = _left_out, _soak_off, _elsewhere_off
     else:
         if REQUIRED:
@@ -160,7 +160,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """What the other processes left out, in the first one. Each has collected the same tests."""
+    """Receive, in the first process, what the others left out. Each has collected the same tests."""
     global _soak_off, _elsewhere_off
     output: dict[str, Any] = getattr(node, "workeroutput", {})
     _left_out.extend(line for line in output.get("left_out", ()) if line not in _left_out)
@@ -184,7 +184,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def make_short_dir(prefix: str = "eos-") -> str:
-    """A new directory, mode 0755, whose name leaves room for a unix socket, on a file system that can carry
+    """Make a directory, mode 0755, with a name short enough for a unix socket, on a file system that can have
     an upperdir.
     """
     path = tempfile.mkdtemp(prefix=prefix, dir=probes.scratch_root())
@@ -194,7 +194,7 @@ def make_short_dir(prefix: str = "eos-") -> str:
 
 
 def drop_dir(path: str) -> None:
-    """Delete it; something still mounted below it is a failure, since its test forgot it."""
+    """Delete the directory; a mount that a test left below it is a failure."""
     with open("/proc/self/mountinfo", "rb") as file:
         mounted = [
             line.split()[4].decode() for line in file if line.split()[4].startswith(os.fsencode(path) + b"/")
@@ -214,11 +214,11 @@ def short_dir() -> Generator[str]:
 
 @pytest.fixture
 def state_dir(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """A state directory of this test's own: EOS_STATE_DIR points to it, so its gateway, its token and its
-    instance id lie there.
+    """A state directory for this test only: EOS_STATE_DIR names it, so gateway, token and instance id of the
+    test are in it.
     """
     path = make_short_dir("eos-s-")
-    os.chmod(path, 0o700)  # tests put files of their own into it, and an open one with such files is refused
+    os.chmod(path, 0o700)  # tests put files into it: with wider modes it would be refused
     monkeypatch.setenv("EOS_STATE_DIR", path)
     yield path
     drop_dir(path)
@@ -226,7 +226,7 @@ def state_dir(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
 
 @pytest.fixture(autouse=True)
 def _nobodys_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reaches the gateway or the sandboxes of the person who runs the tests."""
+    """Keep every test away from the gateway and the sandboxes of the person who runs the tests."""
     for name in [n for n in os.environ if n.startswith("SANDBOX_")]:
         monkeypatch.delenv(name)
     if "EOS_STATE_DIR" not in os.environ:

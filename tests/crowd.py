@@ -1,8 +1,9 @@
-"""A crowded tree: so few paths that sessions meet at nearly each of them, with what small trees seldom have.
+"""A crowded tree: with so few paths that sessions change the same ones, and with entries that small trees
+seldom have.
 
-A directory with more names than capturing lists out when it is made anew, a file beyond the limit of texts,
-directories with xattrs, files that are alone in their directory, two names of one file, a file with holes.
-`Crowd` does to it what programs do, chosen by a random generator.
+These are: a directory with more names than capture lists when it is recreated, a file larger than the limit
+of texts, directories with xattrs, files that are alone in their directory, two names of one file, a file with
+holes. `Crowd` changes it like programs do, chosen by a random generator.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from random import Random
 from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors
 
 LIMIT = 200
-"""Bytes that count as too many for a text, for the length of a run."""
+"""Limit in bytes of a text, for the length of a run."""
 TEXT = b"".join(b"line %d\n" % n for n in range(14))
 LONG = b"".join(b"a long text %d\n" % n for n in range(20))
 MANY = tuple(f"big/n{n:02}" for n in range(14))
@@ -23,9 +24,9 @@ FILES = ("a", "d/f", "d/g", "d/s/x", "d/s/u/v", "one/only", "big/s/x", "ig/o", "
 FOLDERS = ("", "d", "d/s", "d/s/u", "one", "big", "big/s", "ig")
 NEW = ("d/new", "one/new", "big/new", "d/s/new", "d/s/u/new", "big/s/new", "new/x", "ig/new", "d.o")
 FOCUS = ("", "", "d", "d/s", "big", "big", "one", "ig")
-"""Where the sessions of one history meet: everywhere, or in and at one directory."""
+"""Paths at which the sessions of one history meet: everywhere, or in and at one directory."""
 LONG_AGO = 1_000_000_000_000_000_000
-"""2001, in ns: no clock of a test says so."""
+"""A time in 2001, in ns, which no clock of a test shows."""
 HOLE = 3 << 16
 
 
@@ -34,12 +35,14 @@ TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n"
 
 
 def byte_code(path: str, number: int) -> bytes:
-    """A header, and something."""
+    """Return byte code: a header, which for `unchecked` paths excludes a comparison with the source, and
+    `number`.
+    """
     return b"\0\0\r\n" + (b"\1\0\0\0" if "unchecked" in path else bytes(4)) + b"%d" % number
 
 
 def crowded(random: Random) -> Tree:
-    """One of them; a few paths are left out, a few have attributes of their own."""
+    """Make a crowded tree; a few paths are left out, a few have attributes."""
     owner = (os.geteuid(), os.getegid())
     tree: Tree = {
         "": Entry(DIRECTORY, (0o755, *owner)),
@@ -75,7 +78,7 @@ def some_xattrs(random: Random) -> tuple[tuple[str, bytes], ...]:
 
 
 class Crowd:
-    """Works on the crowded tree at `root`, or on what is left of it; mostly at and below the directory
+    """Editor of the crowded tree at `root`, or of what is left of it; mostly at and below the directory
     `focus`.
     """
 
@@ -90,7 +93,7 @@ class Crowd:
                 some.append(random.choice(rest))
 
     def work(self, most: int = 4) -> int:
-        """So many changes or fewer; what the file system refuses is not done. Returns how many were."""
+        """Make at most so many changes, without those that the file system refuses; return their number."""
         done = 0
         for _ in range(self.random.randint(1, most)):
             with contextlib.suppress(OSError, shutil.Error):
@@ -171,7 +174,7 @@ class Crowd:
         self.take(full)
 
     def spoil(self, path: str) -> None:
-        """It is gone, or another file."""
+        """Delete the file, or replace it by another."""
         self.take(self.full(path))
         if self.random.random() < 0.5:
             self.put(self.full(path), b"spoiled\n")
@@ -183,7 +186,7 @@ class Crowd:
         shutil.rmtree(full)
 
     def scatter(self) -> None:
-        """Something here and there at and below a directory."""
+        """Make a few changes at and below a directory."""
         for folder, folders, _ in os.walk(self.a_folder()):
             folders.sort()
             if self.random.random() < 0.6:
@@ -192,9 +195,7 @@ class Crowd:
                 self.put(f"{folder}/scattered", b"%d\n" % self.random.randrange(3))
 
     def make_anew(self) -> None:
-        """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark
-        stays.
-        """
+        """Run rm -r and mkdir, and restore a few names: with many names missing the opaque xattr stays."""
         full = self.a_folder()
         if full == self.root:
             raise OSError
@@ -230,14 +231,12 @@ class Crowd:
         os.rename(self.a_place(), self.a_place())
 
     def touch(self) -> None:
-        """A file or a directory gets a time of its own choice, long ago: nothing else that happens can give
-        it.
-        """
+        """Set a time of long ago on a file or a directory: no other change sets such a time."""
         full = self.random.choice((self.a_folder, self.a_file))()
         os.utime(full, ns=(LONG_AGO, LONG_AGO + self.random.randrange(1 << 40)))
 
     def age_folders(self) -> None:
-        """All directories that there are."""
+        """Set times of long ago on all directories."""
         for path in FOLDERS:
             with contextlib.suppress(OSError):
                 os.utime(self.full(path), ns=(LONG_AGO, LONG_AGO + self.random.randrange(1 << 40)))
@@ -250,9 +249,9 @@ class Crowd:
             file.write(b"tail %d\n" % self.random.randrange(3))
 
     def database(self) -> None:
-        """A part of what SQLite writes."""
+        """Write a part of the files that SQLite writes."""
         full = self.full(self.random.choice(("d/u.db", "d/u.db", "ig/u.db")))
-        if self.random.random() < 0.3:  # who only reads
+        if self.random.random() < 0.3:  # a session that only reads
             self.put(full + "-shm", b"%d" % self.random.randrange(3))
             return
         if self.random.random() < 0.6:
@@ -266,7 +265,7 @@ class Crowd:
             os.unlink(full + "-wal")
 
     def byte_code(self) -> None:
-        """Of a kind that is compared with its source, or of the other."""
+        """Write byte code that is compared with its source, or byte code that is not."""
         full = self.full(self.random.choice(PYC))
         if self.random.random() < 0.3:
             os.unlink(full)
@@ -274,7 +273,7 @@ class Crowd:
             self.put(full, byte_code(full, self.random.randrange(3)))
 
     def cache(self) -> None:
-        """What a tool keeps in a directory of its own, and the tag that says so."""
+        """Change a tool's cache directory or its CACHEDIR.TAG."""
         what = self.random.randrange(5)
         if what == 0:
             self.take(self.full("d/cache/CACHEDIR.TAG"))

@@ -62,7 +62,7 @@ def pack(
     header: dict[str, Any] | None = None,
     trailer: dict[str, Any] | None = None,
 ) -> bytes:
-    """A whole stream around a tar: each part can be spoilt."""
+    """Return a whole stream around a tar: each part can be damaged."""
     first = {"format": 1, "manifest_version": 2, "layers_exported": ["L000002-0badcafe"], **(header or {})}
     last = {
         "entries": count,
@@ -78,13 +78,13 @@ def pack(
 
 
 def made(*entries: tuple[pax.Header, bytes], **more: Any) -> bytes:
-    """The stream of these entries, in the order given."""
+    """Return the stream of these entries, in the given order."""
     return pack(tar_of(entries), count=len(entries), **more)
 
 
 def made_by_digests(*entries: tuple[pax.Header, bytes], given: bool = False, **more: Any) -> bytes:
-    """The same in format 2: each file with its digest, unless the entries have theirs, and the trailer's
-    leaves out their content.
+    """Return the stream in format 2: each file has its digest, unless the entries have digests, and the
+    trailer's digest leaves out content.
     """
     digest, told = hashlib.sha256(), list[tuple[pax.Header, bytes]]()
     for header, data in entries:
@@ -126,7 +126,7 @@ class Unpacked(NamedTuple):
 
 
 def joined(pieces: Iterable[bytes | FileRange]) -> bytes:
-    """What goes over the wire."""
+    """Return the bytes of the stream."""
     out = bytearray()
     for piece in pieces:
         out += os.pread(piece.fd, piece.size, piece.offset) if isinstance(piece, FileRange) else piece
@@ -144,7 +144,7 @@ def unpack(data: bytes) -> Unpacked:
 
 
 class Stack:
-    """A real store over a base, in a child that may mount; `publish` runs an edit in a session on the
+    """A real store over a base, in a child with mount rights; `publish` runs an edit in a session on the
     head.
     """
 
@@ -187,7 +187,7 @@ class Stack:
             digests.close()
 
     def look(self) -> Tree:
-        """The head as the kernel shows it."""
+        """Return the head as a mount shows it."""
         fd = overlay.create([*self.snapshot().lowerdirs, os.path.join(self.folder, "empty")], form=self.form)
         syscalls.move_mount(fd, self.mount_point)
         os.close(fd)

@@ -1,5 +1,5 @@
-"""A person at the command line with one workspace: what the programs answer, and what the kernel and the
-engine hold of the sandboxes.
+"""A person at the command line with one workspace: the programs' answers, and the state of the sandboxes in
+kernel and engine.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.processes import children_of, cmdline, descendants, mountinfo
 from tests.users import Person
 
 MODULES = programs.MODULES
-ELSEWHERE = "/proc"  # a directory of a file system that carries no store: what the in-use probe wants
+ELSEWHERE = "/proc"  # a directory on a file system that cannot have a store, as the in-use probe needs it
 LEFT_WAIT_S = 30
 
 Desks = Callable[..., "Desk"]
 
 
 def is_first(pid: int) -> bool:
-    """Whether it is pid 1 of its own pid namespace."""
+    """Return True for pid 1 of a pid namespace."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         return any(line.split()[-1] == "1" for line in status if line.startswith("NSpid:"))
     return False
@@ -55,7 +55,7 @@ class Desk:
             self.give("w/a.txt", "base\n")
 
     def give(self, name: str, text: str) -> Path:
-        """A file in the home, its folders made, all of it the person's."""
+        """Write a file in the home, with its parents, all owned by the person."""
         path = self.person.home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -79,13 +79,15 @@ class Desk:
         return subprocess.CompletedProcess(argv, code, out, err)
 
     def do(self, program: str, *words: str) -> dict[str, Any]:
-        """The one object that a program prints."""
+        """Return the only object that a program prints."""
         return programs.result(self.run(program, *words))
 
     def refused(
         self, program: str, *words: str, env: dict[str, str] | None = None, status: int = 1
     ) -> dict[str, Any]:
-        """The one error that a program prints: one line on standard error, nothing on standard output."""
+        """Return the only error that a program prints: one line on standard error, nothing on standard
+        output.
+        """
         return programs.error(self.run(program, *words, env=env), status)
 
     def create(self, image: str, *, cls: type[Sandbox] | None = None) -> Sandbox:
@@ -103,13 +105,13 @@ class Desk:
         )
 
     def make_state(self) -> None:
-        """The state directory before any program made it: something is to be mounted there."""
+        """Make the state directory before a program does: the test mounts something there."""
         self.state.mkdir(exist_ok=True)
         if self.person.uid is not None:
             os.chown(self.state, self.person.uid, self.person.uid)
 
     def destroy_all(self) -> None:
-        """What a test that failed has left. Without a record no gateway is started only to be asked."""
+        """Remove what a failed test has left. Without a record no gateway is started for this."""
         if not self.records():
             return
         for record in self.do("manager", "list_sandboxes")["sandboxes"]:
@@ -120,9 +122,7 @@ class Desk:
         assert done.returncode == 0, done.stderr
 
     def left_in_state(self) -> list[str]:
-        """What a refused or destroyed sandbox may have left: its directory, its record, a probe's
-        directory.
-        """
+        """Return what a refused or destroyed sandbox left: its directory, its record, a probe's directory."""
         own = ("gateway.", "instance_id", "registry.json")
         folders = ("sandboxes", "exports", "export-records")
         found = [
@@ -140,7 +140,7 @@ class Desk:
         return found + [record["id"] for record in self.records()]
 
     def records(self) -> list[dict[str, Any]]:
-        """The sandboxes in the registry, as the file has them."""
+        """Return the sandboxes in the registry file."""
         try:
             found: list[dict[str, Any]] = json.loads((self.state / "registry.json").read_text())["sandboxes"]
         except FileNotFoundError:
@@ -165,7 +165,7 @@ class Sandbox:
         return self.desk.refused("runtime", "--sandbox-id", self.id, op, *words)
 
     def shell(self, cmd: str, session: str | None = None, *words: str) -> dict[str, Any]:
-        """A command and what came of it; it need not have succeeded."""
+        """Run a command and return its result, also of a failed one."""
         more = ("--workspace-session-id", session) if session else ()
         return self.do("exec_command", "--yield-time-ms", "30000", *more, *words, cmd)
 
@@ -183,7 +183,7 @@ class Sandbox:
     def destroy(self) -> None:
         assert self.desk.do("manager", "destroy_sandbox", "--sandbox-id", self.id)["state"] == "stopped"
 
-    # What the kernel says
+    # The kernel's view
 
     def agent(self) -> int:
         return int(json.loads((self.desk.state / "sandboxes" / self.id / "endpoint.json").read_text())["pid"])
@@ -192,18 +192,18 @@ class Sandbox:
         return min(children_of(self.agent()))
 
     def everything(self) -> list[int]:
-        """Every process of the sandbox, the agent first."""
+        """Return every process of the sandbox, the agent first."""
         return [self.agent(), *descendants(self.agent())]
 
     def wipe_run_directories(self) -> None:
-        """What no reboot leaves."""
+        """Remove `run/`, which no reboot keeps."""
         shutil.rmtree(self.desk.state / "sandboxes" / self.id / "run")
 
     def log(self) -> str:
         return (self.desk.state / "sandboxes" / self.id / "daemon.log").read_text()
 
     def runner(self, session: str) -> int:
-        """The resident process of a session: the zygote's child in whose mounts the session's upper is."""
+        """Return the init of a session: the zygote's child whose mounts contain the session's upper."""
         (found,) = [
             pid for pid in children_of(self.zygote()) if session in mountinfo(pid) and is_first(pid)
         ]  # not its file helper
@@ -214,7 +214,7 @@ class Sandbox:
         return [runner, *descendants(runner)]
 
     def uppers(self) -> list[Path]:
-        """Every directory that a session writes or wrote into."""
+        """Return every directory that a session writes or wrote into."""
         return sorted(
             [
                 *self.store.glob("sessions/*/upper"),
@@ -245,7 +245,7 @@ class Container(Sandbox):
         return [first, *descendants(first)]
 
     def wipe_run_directories(self) -> None:
-        """Those of a container are its own; the engine starts it again by itself."""
+        """Do nothing: these directories of a container are its own; the engine restarts it by itself."""
 
     def log(self) -> str:
         done = subprocess.run(
@@ -268,9 +268,7 @@ class Container(Sandbox):
 
 
 class Watched(NamedTuple):
-    """A process that must come to its end, held by a descriptor, so that its number cannot become
-    another's.
-    """
+    """A process that must end, held by a pidfd, so that its pid cannot become another process's."""
 
     pid: int
     descriptor: int
@@ -281,7 +279,7 @@ def watch(pids: Iterable[int]) -> list[Watched]:
 
 
 def living(watched: Iterable[Watched], *, wait_s: float = LEFT_WAIT_S) -> list[int]:
-    """Those that have not ended within the time; the descriptors are closed."""
+    """Return the processes that have not ended within the timeout; the descriptors are closed."""
     found: list[int] = []
     for one in watched:
         if not select.select([one.descriptor], [], [], wait_s)[0]:
@@ -299,7 +297,7 @@ def docker(*words: str) -> str:
 
 
 def in_engine(text: str) -> list[str]:
-    """Containers and volumes whose names hold `text`, or whose gateway is of that instance id."""
+    """Return containers and volumes whose names contain `text`, or that belong to that instance id."""
     names = docker("ps", "-a", "--format", "{{.Names}}", "--filter", f"name={text}").split()
     names += docker(
         "ps", "-a", "--format", "{{.Names}}", "--filter", f"label=eos.gateway_instance_id={text}"
@@ -308,7 +306,9 @@ def in_engine(text: str) -> list[str]:
 
 
 def assert_told(error: dict[str, Any], reason: str, *names: str, kind: str = "internal_error") -> None:
-    """The reason, the thing itself in the text, and a next step beside it or in it."""
+    """Check that an error has the reason, names the object in its text, and has a next step in the text or as
+    a hint.
+    """
     assert (error["kind"], error["details"].get("reason")) == (kind, reason), error
     for name in names:
         assert name in error["message"], error

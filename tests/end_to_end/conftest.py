@@ -1,4 +1,6 @@
-"""People with homes of their own; their gateways are stopped and nothing of them is left."""
+"""Fixtures for people with their own homes; at the end their gateways are stopped and nothing of them is
+left.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def person(
 
 
 def close(one: Person) -> None:
-    """Stop the gateway of a home, and delete the home; nothing that names it is left."""
+    """Stop the gateway of a home, delete the home, and check that no process, mount or container names it."""
     if (one.home / "state").exists():
         code, _, err = one.run([one.python, "-m", "eos_mcp.cli.eos", "gateway", "stop"])
         assert code == 0, err
@@ -89,8 +91,8 @@ def desk(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) ->
 
 
 class Gateways:
-    """One state directory for each kind of person, whose gateway runs from test to test; a test that needs a
-    gateway of its own has a `desk`.
+    """One state directory for each kind of person, whose gateway runs from test to test; a test that needs
+    its own gateway uses `desk`.
     """
 
     def __init__(self, cache_of: Callable[[Person], Path]) -> None:
@@ -181,6 +183,6 @@ def sandbox(
         assert processes.mounts_that_name(made.id) == [] and not os.path.exists(store)
         clean = True
     finally:
-        if not clean:  # the failure of one test is not that of the next
+        if not clean:  # the failure of one test must not fail the next
             at.destroy_all()
             gateways.drop(kind)

@@ -17,7 +17,7 @@ from tests.end_to_end.manager_fixture import Host, hosting, records
 
 
 class Place:
-    """State, workspace and instance id of one test; knows what it has in the engine."""
+    """State, workspace and instance id of one test; lists its objects in the engine."""
 
     def __init__(self, root: str, client: Any) -> None:
         self.root, self.client = root, client

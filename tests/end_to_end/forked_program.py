@@ -22,7 +22,7 @@ FORKED = {
 
 
 def _main(module: str, words: Sequence[str], env: Mapping[str, str], cwd: Path, out: int, err: int) -> int:
-    """The program's own main with its words, environment, directory and streams; in the child."""
+    """Run the program's own main with its words, environment, directory and streams; in the child."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -43,7 +43,9 @@ def _main(module: str, words: Sequence[str], env: Mapping[str, str], cwd: Path, 
 def run(
     argv: Sequence[str], words: Sequence[str], module: str, env: Mapping[str, str], cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    """What the program printed, and its exit status; `argv` is how it would be started."""
+    """Run a program; return what it printed and its exit status. `argv`: the command line that would start
+    it.
+    """
     out, err = os.memfd_create("stdout"), os.memfd_create("stderr")
     try:
         code = in_namespace.call(None, _main, module, words, env, cwd, out, err)

@@ -1,8 +1,8 @@
-"""What guards the ways beside a session: who may speak to an agent, what neighbours on an engine get through,
-what one session may have, what an export does.
+"""Guards outside of sessions: who may speak to an agent, what neighbours on an engine can reach, the limits
+of one session, and exports.
 
-A row is a name, what may come out, and for which providers it is tried; `findings` tries all of them on two
-sandboxes of one.
+A row has a name, the allowed results, and the providers for which it is tried; `findings` tries all rows of a
+provider on two of its sandboxes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BOTH = tuple(PROVIDERS)
 
 
 class Guard(NamedTuple):
-    """`expected`: the words that may come out. `group`: the heading."""
+    """`expected`: the allowed results. `group`: the heading."""
 
     group: str
     expected: frozenset[str]
@@ -122,13 +122,13 @@ def rows_of(provider: str) -> dict[str, Guard]:
 
 
 def wrong(provider: str, found: dict[str, str]) -> dict[str, str]:
-    """What came out otherwise than the table says, or not at all."""
+    """Return the rows whose result differs from the table, or is missing."""
     said = {name: found.get(name, "not tried") for name in rows_of(provider)}
     return {name: text for name, text in said.items() if text not in ROWS[name].expected}
 
 
 async def findings(host: Host, provider: str, image: str, workspace: str) -> dict[str, str]:
-    """All rows of a provider, in a few seconds."""
+    """Try all rows of a provider; takes a few seconds."""
     made = [await host.do("create_sandbox", image=image, workspace_root=workspace) for _ in range(2)]
     one, other = (str(each["id"]) for each in made)
     try:

@@ -1,4 +1,4 @@
-"""A manager and a forwarder of a test's own."""
+"""A manager and an agent pool for one test."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from eos_mcp.providers.local import LocalProvider
 
 
 class Host:
-    """What a gateway holds, without its sockets."""
+    """The manager and the agent pool of a gateway, without its sockets."""
 
     def __init__(self, manager: Manager, forwarder: AgentPool) -> None:
         self.manager, self.forwarder = manager, forwarder
         self.said: list[str] = []
 
     async def do(self, op: str, **args: Any) -> dict[str, Any]:
-        """A manager operation."""
+        """Perform a manager operation."""
         return await self.manager.handle(op, args, request_id="test", progress=self.said.append)
 
     async def refused(self, op: str, **args: Any) -> OperationError:
-        """The error that a manager operation ends with."""
+        """Return the error that a manager operation ends with."""
         try:
             found = await self.do(op, **args)
         except OperationError as error:
@@ -36,11 +36,11 @@ class Host:
         raise AssertionError(f"{op} was not refused: {found}")
 
     async def ask(self, sandbox_id: str, op: str, **args: Any) -> dict[str, Any]:
-        """A runtime operation; its error is part of the reply."""
+        """Perform a runtime operation; an error is returned in the reply."""
         return await self.forwarder.request(sandbox_id, op, args, request_id="test", timeout_s=60)
 
     async def run(self, sandbox_id: str, cmd: str, **args: Any) -> str:
-        """The output of a command that must succeed."""
+        """Return the output of a command that must succeed."""
         reply = await self.ask(sandbox_id, "exec_command", cmd=cmd, yield_time_ms=30_000, **args)
         assert reply.get("status") == "ok", reply
         return str(reply["output"])
@@ -60,8 +60,8 @@ async def hosting(
     yaml: str | None = None,
     bundle: build.Bundle | None = None,
 ) -> AsyncGenerator[Host]:
-    """A started manager. `bundle`: use this one, where this machine's interpreter cannot be read by who runs
-    the test.
+    """Start a manager. `bundle`: the bundle to use when the user of the test cannot read this machine's
+    interpreter.
     """
     forwarder = AgentPool()
     manager = Manager(
@@ -83,7 +83,7 @@ async def hosting(
 
 
 def records(state_dir: str) -> list[dict[str, Any]]:
-    """What the registry file says."""
+    """Return the content of the registry file."""
     try:
         with open(os.path.join(state_dir, "registry.json")) as file:
             return list(json.load(file)["sandboxes"])

@@ -1,4 +1,4 @@
-"""Where a test has its sandbox: values of the fixture `sandbox`."""
+"""Places of a test's sandbox: values of the fixture `sandbox`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.end_to_end.cli_user import Desk, Sandbox
 
 
 def on_a_small_disk(at: Desk, body: Callable[[Desk], None]) -> None:
-    """body(at) in a mount namespace where the state lies on a tmpfs of 16 MB; the gateway and the sandboxes
+    """Call body(at) in a mount namespace with the state on a tmpfs of 16 MB; the gateway and the sandboxes
     end with it.
     """
 
@@ -32,7 +32,7 @@ def on_a_small_disk(at: Desk, body: Callable[[Desk], None]) -> None:
 
 
 def fill(at: Desk) -> Path:
-    """Leaves no byte of the small disk."""
+    """Fill the small disk to its last byte."""
     path = at.state / "filler"
     with open(path, "wb", buffering=0) as file:
         try:

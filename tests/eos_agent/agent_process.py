@@ -1,4 +1,4 @@
-"""A real agent in a process of its own, with provider `local`, and the raw line protocol to speak to it."""
+"""A real agent in a separate process, with provider `local`, and a client of its line protocol."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Failed(Exception):
 
 
 def refused(call: Callable[[], object]) -> Failed:
-    """The error envelope of a call that must not pass."""
+    """Return the error envelope of a call that must fail."""
     with pytest.raises(Failed) as caught:
         call()
     return caught.value
@@ -85,7 +85,7 @@ class Connection:
 
 
 class Agent:
-    """Starts, is spoken to, is stopped or killed, and may be started again on the same store."""
+    """An agent that a test can start, call, stop, kill, and start again on the same store."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Agent:
         return code
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         os.kill(self._pid, signal.SIGTERM)
         return self._wait()
 
@@ -245,7 +245,7 @@ class Agent:
         if self.uid is not None:  # work/work has mode 000, and belongs to that uid
             in_namespace.call("user", _open_up, self.folder)
 
-    # Speaking
+    # Requests
 
     def connect(self) -> Connection:
         return Connection(self.settings["socket_path"])
@@ -254,7 +254,7 @@ class Agent:
         return encode_request(op, args, request_id=request_id or new_request_id(), sandbox_id=self.sandbox_id)
 
     def call(self, op: str, /, request_id: str | None = None, **args: Any) -> dict[str, Any]:
-        """One request over a connection of its own; an error envelope raises Failed."""
+        """Send one request over a new connection; an error envelope raises Failed."""
         connection = self.connect()
         try:
             answer = connection.line(self.line(op, request_id, **args))
@@ -270,7 +270,7 @@ class Agent:
         return answer
 
     def tcp(self, raw: bytes) -> dict[str, Any]:
-        """One raw line over TCP, half-closed by us."""
+        """Send one raw line over TCP and half-close the connection; return the reply."""
         with open(self.settings["endpoint_path"]) as file:
             host, port = json.load(file)["tcp"]
         with (

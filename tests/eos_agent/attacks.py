@@ -1,9 +1,9 @@
-"""Things that a command may try: each a function that returns when it got its way and raises OSError when the
+"""Attacks that a command may try: each is a function that returns on success and raises OSError when the
 kernel refused.
 
-They run in a fork of a session's pid 1, which has just what any command inherits from it, so that no
-interpreter is needed in the session; or in a command that is a Python. A `Plain` one can be said in a line
-for attacks.c too, which is a command where there is no interpreter. `place` holds what the test made outside:
+They run in a fork of a session's pid 1, which has the same inheritance as any command, so that the session
+needs no interpreter; or in a command that is a Python. A `Plain` attack can also be written as a line for
+attacks.c, which is the command in sessions without an interpreter. `place` holds what the test made outside:
 store, token, agent_socket, other_pid and the like.
 """
 
@@ -30,7 +30,7 @@ from eos_agent.files import mounted
 from eos_agent.kernel import harden
 from layerstack.kernel import syscalls
 
-importlib.import_module("encodings.idna")  # what is imported late cannot be found behind the masks
+importlib.import_module("encodings.idna")  # a late import would not find its file below the masks
 Place = Mapping[str, Any]
 Attack = Callable[[Place], object]
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +43,7 @@ NUMBERS = {
     "mknodat": 259 if X86 else 33,
     "fchmodat2": 452,
 }
-_NEVER_ALLOWED = {  # by a capability that is gone: numbers on x86_64 and aarch64
+_NEVER_ALLOWED = {  # system calls that need a dropped capability: numbers on x86_64 and aarch64
     "settimeofday": (164, 170),
     "setdomainname": (171, 162),
     "vhangup": (153, 58),
@@ -55,7 +55,7 @@ NUMBERS |= {name: pair[0 if X86 else 1] for name, pair in _NEVER_ALLOWED.items()
 
 
 class Plain(NamedTuple):
-    """An attack that attacks.c knows as well. A `{name}` in an argument comes from the place."""
+    """An attack that attacks.c has too. A `{name}` in an argument is taken from the place."""
 
     run: Attack
     verb: str
@@ -65,7 +65,7 @@ class Plain(NamedTuple):
         return self.run(place)
 
     def line(self, place: Place) -> str:
-        """What attacks.c reads of it, all but the name."""
+        """Return the line for attacks.c, without the name."""
         return "\t".join(
             [self.verb, *(a.format(**place) if isinstance(a, str) else str(a) for a in self.args)]
         )
@@ -120,7 +120,7 @@ def reading(path: str) -> Plain:
 
 
 def reading_something(path: str) -> Attack:
-    """Read a file; one that is empty shows nothing."""
+    """Read a file; an empty file counts as hidden."""
 
     def attack(place: Place) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -135,7 +135,7 @@ def reading_something(path: str) -> Attack:
 
 
 def listing(path: str) -> Plain:
-    """List a folder; an empty one shows nothing."""
+    """List a folder; an empty folder counts as hidden."""
 
     def attack(place: Place) -> str:
         names = os.listdir(path.format(**place))
@@ -166,7 +166,7 @@ def connecting(kind: str, address: str) -> Plain:
 
 
 def taking_port(port: str) -> Plain:
-    """Listen where somebody else listens already."""
+    """Listen at an address where another process listens."""
 
     def attack(place: Place) -> None:
         with socket.socket(socket.AF_INET) as sock:
@@ -179,8 +179,8 @@ def taking_port(port: str) -> Plain:
 
 
 def hunting(what: str) -> Plain:
-    """Look for the text place[what] in environment, arguments and mounts of every process in sight. attacks.c
-    gets it in halves, or finds itself.
+    """Search the text place[what] in environment, arguments and mounts of every visible process. attacks.c
+    gets the text in halves, so that it does not find itself.
     """
 
     def attack(place: Place) -> str:
@@ -218,8 +218,8 @@ def _trace(pid: int) -> None:
 
 
 def _leftovers(_place: Place) -> str:
-    """Descriptors that nobody gave this command. A fork of pid 1 has closed them by now; attacks.c, a
-    command, looks before it opens anything.
+    """Find descriptors that were not passed to this command. A fork of pid 1 has closed them; attacks.c, a
+    command, checks before it opens anything.
     """
     found = [f"{n}" for n in range(4, 1024) if os.path.lexists(f"/proc/self/fd/{n}")]
     if not found:
@@ -241,7 +241,7 @@ def signalling(pid: str) -> Plain:
 
 
 def in_child(body: Callable[[], object]) -> int:
-    """Run it in a fork; the wait status. An exception exits with 1."""
+    """Run an attack in a fork; return the wait status. An exception exits with 1."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -325,7 +325,7 @@ def kill_runner(_place: Place) -> None:
 
 
 def strangers(_place: Place) -> str:
-    """Processes that are neither this one nor above it; its own parents end at pid 1."""
+    """Return the processes that are neither this one nor its ancestors; the ancestors end at pid 1."""
     family, pid = {"1"}, "self"
     while pid not in family | {"0"}:
         with open(f"/proc/{pid}/status") as f:
@@ -417,7 +417,7 @@ def removing(path: str) -> Plain:
 
 
 def replacing(path: str) -> Plain:
-    """A folder in its place."""
+    """Put a folder in its place."""
 
     def attack(_place: Place) -> None:
         with contextlib.suppress(FileExistsError):
@@ -521,7 +521,7 @@ def server_on_loopback(_place: Place) -> None:
 
 
 def answer(table: Mapping[str, Attack], place: Place) -> dict[str, str]:
-    """Every attack in a process of its own: "ok", the name of the errno, or "died" and the signal."""
+    """Run every attack in a separate process: "ok", the name of the errno, or "died" and the signal."""
     found: dict[str, str] = {}
     for name, attack in table.items():
         readable, writable = os.pipe()
@@ -556,8 +556,8 @@ def answer(table: Mapping[str, Attack], place: Place) -> dict[str, str]:
 
 
 def serve(abstract: str, tmp: str, ready: Callable[[int], object]) -> None:
-    """What another session has: a server on a port of loopback, told to `ready`, on an abstract socket and on
-    one in /tmp, files there and in the workspace.
+    """Make the targets in another session: a server on a loopback port (passed to `ready`), one on an
+    abstract socket and one in /tmp, and files there and in the workspace.
     """
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

@@ -32,7 +32,7 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class Ended(NamedTuple):
-    """A command that is over: its wait status as an exit code, its outputs, and its events in order."""
+    """An ended command: its wait status as an exit code, its outputs, and its events in order."""
 
     code: int
     out: str
@@ -52,7 +52,7 @@ class Box:
         self._count = 0
 
     def folders(self, name: str) -> tuple[str, str]:
-        """An upperdir and a workdir, made when missing."""
+        """Return an upperdir and a workdir, made when missing."""
         upper, work = f"{self.top}/store/{name}/upper", f"{self.top}/store/{name}/work"
         os.makedirs(upper, exist_ok=True)
         os.makedirs(work, exist_ok=True)
@@ -159,7 +159,7 @@ class Running:
 
 
 class Live:
-    """A session that is up."""
+    """A running session."""
 
     def __init__(self, box: Box, name: str, init: InitHandle) -> None:
         self.box, self.name, self.init = box, name, init
@@ -211,7 +211,7 @@ def in_box(
     before_fork: Callable[[str], None] | None = None,
     parent: str | None = None,
 ) -> T:
-    """await scenario(box) in a process of its own, which enters a mount namespace ("trusted") or becomes an
+    """Await scenario(box) in a child process, which enters a mount namespace ("trusted") or becomes an
     ordinary user ("user").
     """
 

@@ -1,4 +1,4 @@
-"""The bridge of a zygote, seen from outside: through its own netlink socket, since no process is in that
+"""The bridge of a zygote, seen from outside through the zygote's netlink socket, since no process is in that
 network namespace.
 """
 
@@ -31,7 +31,7 @@ def ports_of(zygote: int) -> list[str]:
 
 
 def wait_until(zygote: int, count: int) -> list[str]:
-    """The ports, once there are `count` of them: the kernel removes a namespace behind everybody's back."""
+    """Wait for `count` ports and return them: the kernel removes a namespace asynchronously."""
     end = time.monotonic() + 60
     while len(found := ports_of(zygote)) != count and time.monotonic() < end:
         time.sleep(0.01)

@@ -35,7 +35,7 @@ POWERS = {
 
 
 class Findings(NamedTuple):
-    """What came out: in forks of pid 1; of the program at the end of a chain of shells; of the program as a
+    """Results in forks of pid 1, of the program at the end of a chain of shells, and of the program as a
     daemon.
     """
 
@@ -72,7 +72,7 @@ def program() -> bytes:
 
 
 def parse(output: str) -> dict[str, str]:
-    """What attacks.c said, in the words of attacks.answer."""
+    """Return the results of attacks.c, in the form of attacks.answer."""
     import errno
 
     found: dict[str, str] = {}
@@ -91,8 +91,8 @@ def parse(output: str) -> dict[str, str]:
 
 
 def by_other_names(folder: str) -> list[socket.socket]:
-    """Listening sockets at `relative`, `renamed`, `linked` and `elsewhere`, none of which the kernel lists by
-    that name here, and a FIFO.
+    """Make listening sockets at `relative`, `renamed`, `linked` and `elsewhere`, which the kernel lists under
+    other names, and a FIFO.
     """
     os.mkdir(folder)
     os.mkfifo(f"{folder}/fifo")
@@ -141,12 +141,12 @@ def by_other_names(folder: str) -> list[socket.socket]:
 
 @functools.cache
 def findings(kind: str) -> Findings:
-    """Everything of the table for this kind of session, tried in one go."""
+    """Try the whole table for this kind of session."""
     return try_all(kind)
 
 
 def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = None) -> Findings:
-    """As `findings`; `tamper` takes a protection away first, and then only a fork is asked, for one row."""
+    """Run `findings` for one row, in a fork only, after `tamper` has removed a protection."""
     form, provider, network = OF_BOXES[kind]
     table = {name: row.attack for name, row in escapes.rows_of(kind).items() if only in ("", name)}
     code = b"" if tamper or not probes.power("musl").on else program()
@@ -263,7 +263,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
     hidden = ["TOP/store", "TOP/private"] if provider == "docker" else []
     parent = (
         "/var/tmp" if provider == "local" else None
-    )  # /tmp is private in local sessions: whatever lies there is hidden anyway
+    )  # /tmp is private in local sessions: everything there is hidden anyway
     return in_box(
         scenario, form=form, provider=provider, hidden=hidden, before_fork=before_fork, parent=parent
     )

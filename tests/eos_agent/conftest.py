@@ -1,6 +1,4 @@
-"""Agents for the tests of this folder: one per test, or one per module for tests that leave nothing behind in
-it.
-"""
+"""Agents for the tests of this folder: one per test, or one per module for tests that leave it unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ BASE = {
 
 @pytest.fixture(scope="module")
 def init() -> str:
-    """The pid 1 of sessions; a module that wants both has one of its own (tests/native.py)."""
+    """The pid 1 of sessions; a module that tests both has its own fixture (tests/native.py)."""
     return "native"
 
 
@@ -46,15 +44,13 @@ def start_agent(init: str) -> Generator[Callable[..., Agent]]:
 
 @pytest.fixture
 def agent(start_agent: Callable[..., Agent]) -> Agent:
-    """An agent of this test's own."""
+    """An agent for this test only."""
     return start_agent()
 
 
 @pytest.fixture(scope="module")
 def shared_agent(init: str) -> Generator[Agent]:
-    """An agent that the tests of a module share: nothing in it may matter to another test but what it makes
-    itself.
-    """
+    """An agent that the tests of a module share: a test may depend only on what it made itself."""
     folder = make_short_dir("eos-a-")
     try:
         with running(folder, BASE) as started:
@@ -65,7 +61,7 @@ def shared_agent(init: str) -> Generator[Agent]:
 
 @pytest.fixture
 def session(shared_agent: Agent) -> Generator[str]:
-    """A session in the shared agent; what still runs in it is killed afterwards."""
+    """A session in the shared agent; processes left in it are killed afterwards."""
     made = shared_agent.session()
     yield made
     for command in shared_agent.call("list_commands", workspace_session_id=made)["commands"]:

@@ -1,5 +1,5 @@
-"""The table: what is tried in a session, what may come out of it, and in which kinds of session. No test
-framework is needed to import it.
+"""The table of attacks in a session: the allowed results, and the kinds of session. Importing it needs no
+test framework.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ KINDS = {
 }
 """The kinds of session that a person can have, as the page of results heads its columns."""
 SHARED_VIEW = "shared"
-"""The view of a container without an engine: this machine's own root file system, writable. What would be
-written there is not tried.
+"""The view of a container without an engine: this machine's root file system, writable. Attacks that would
+write there are not tried.
 """
 EVERYWHERE = (*KINDS, SHARED_VIEW)
 LOCAL = ("local-root", "local-user", "local-isolated")
@@ -63,8 +63,8 @@ SHARED_NETWORK = "sessions that are not isolated share one network, loopback inc
 
 
 class Row(NamedTuple):
-    """What is tried and what may come out of it in the kinds of `where`. Elsewhere `otherwise` comes out, for
-    the reason `why`, or it is not tried; never but in `kinds`.
+    """An attack and its allowed results in the kinds of `where`. In other kinds the result is `otherwise`,
+    for the reason `why`, or the attack is not tried; it is tried only in `kinds`.
     """
 
     attack: Attack
@@ -75,7 +75,7 @@ class Row(NamedTuple):
     kinds: tuple[str, ...] = EVERYWHERE
 
     def expects(self, kind: str) -> frozenset[str] | None:
-        """What may come out in this kind of session; None: it is not tried there."""
+        """Return the allowed results in this kind of session; None: not tried there."""
         if kind not in self.kinds:
             return None
         if kind in self.where:
@@ -88,7 +88,7 @@ def rows_of(kind: str) -> dict[str, Row]:
 
 
 def wrong(kind: str, found: dict[str, str]) -> dict[str, str]:
-    """What came out otherwise than the table says, or not at all."""
+    """Return the rows whose result differs from the table, or is missing."""
     said = {name: found.get(name, "not tried") for name in rows_of(kind)}
     return {
         name: text

@@ -1,4 +1,4 @@
-"""Internal operations of the agent, which the gateway sends and no tool does."""
+"""Internal operations of the agent, which only the gateway sends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .agent_process import Agent, Failed
 
 
 def cancel(agent: Agent, request_id: Any, **more: Any) -> dict[str, Any]:
-    """Cancel a request; the reply, or its error as `Failed`."""
+    """Cancel a request; return the reply, or raise its error as `Failed`."""
     raw = encode_request(
         "cancel_request", {"request_id": request_id, **more}, request_id="c", sandbox_id=agent.sandbox_id
     )
@@ -25,7 +25,7 @@ def cancel(agent: Agent, request_id: Any, **more: Any) -> dict[str, Any]:
 
 
 def squash(agent: Agent) -> dict[str, Any]:
-    """The reply to the internal operation that the manager forwards."""
+    """Return the reply to the internal operation that the manager forwards."""
     connection = agent.connect()
     try:
         return connection.line(agent.line("squash_layerstack"))

@@ -1,4 +1,4 @@
-"""A plain directory under the operations of files, without an agent."""
+"""A plain directory for the operations on files, without an agent."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ async def server(serve: Serve, host: str = "127.0.0.1") -> AsyncGenerator[int]:
 
 
 async def ask(port: int, raw: bytes, *, end: bool = False) -> bytes:
-    """Everything that comes back until the connection is closed."""
+    """Return everything that is received until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(raw)

@@ -19,7 +19,7 @@ HUGE = "x" * (8 << 20)
 
 
 class Answers:
-    """What a server asks its handlers: settings, and an answer that fits into no socket buffer."""
+    """Handlers of a server: settings, and an answer larger than any socket buffer."""
 
     def __init__(self, folder: str, **daemon: Any) -> None:
         def get(key: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Exports of hand-made streams: run and refusal, a destination with something of every sort, kills and errors
+"""Exports of hand-made streams: run and refusal, a destination with entries of every kind, kills and errors
 at named steps.
 """
 
@@ -30,7 +30,7 @@ from tests.export_streams import (
 
 
 def nowhere() -> Guards:
-    """No place is refused; records are this run's."""
+    """Guards that refuse no destination; records are those of this run."""
     return Guards(home="/nonexistent-home", own=(), journals=journals())
 
 
@@ -48,7 +48,7 @@ def run(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> dict[st
 
 
 def failure(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> OperationError:
-    """The refusal, which a dry run foretells."""
+    """Return the refusal, which a dry run must predict."""
     with pytest.raises(OperationError) as foretold:
         run(data, dest, fmt, dry_run=True, **more)
     with pytest.raises(OperationError) as caught:
@@ -65,7 +65,7 @@ Shape = dict[bytes, tuple[str, int, bytes]]
 
 
 def shape(root: str | Path) -> Shape:
-    """path -> kind, mode, content or target."""
+    """Return path -> kind, mode, content or target."""
     out: Shape = {}
 
     def visit(path: bytes, full: bytes) -> None:
@@ -86,7 +86,7 @@ def shape(root: str | Path) -> Shape:
 
 
 def check_changes(changes: list[dict[str, str]], before: Shape, after: Shape) -> None:
-    """The changes that a dry run listed are those that the export made, each path once."""
+    """Check that a dry run listed exactly the changes that the export made, each path once."""
     told = {change["path"]: change["action"] for change in changes}
     assert len(told) == len(changes)
     one, other = (
@@ -110,7 +110,7 @@ def check_changes(changes: list[dict[str, str]], before: Shape, after: Shape) ->
 
 
 def stamps(root: str | Path) -> dict[str, tuple[int, int, int]]:
-    """Inode, mtime and ctime of every file: equal before and after means that it was not written."""
+    """Return inode, mtime and ctime of every file: an unwritten file has equal values before and after."""
     return {
         path: (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
         for path in (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
@@ -119,7 +119,7 @@ def stamps(root: str | Path) -> dict[str, tuple[int, int, int]]:
 
 
 def fill(root: Path) -> None:
-    """A destination with something of every sort."""
+    """Make a destination with entries of every kind."""
     root.mkdir(exist_ok=True)
     (root / "src").mkdir()
     (root / "src" / "a").write_text("old a")
@@ -204,7 +204,7 @@ STEPS = (
 
 
 class Nth:
-    """`happen` at the n-th step of a name."""
+    """Hook that calls `happen` at the n-th step of a name."""
 
     def __init__(self, name: str, count: int) -> None:
         self.name, self.left = name, count
@@ -219,14 +219,14 @@ class Nth:
 
 
 class Killer(Nth):
-    """kill -9 of this process."""
+    """Hook that kills this process with SIGKILL."""
 
     def happen(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_at(name: str, count: int, dest: Path) -> bool:
-    """Whether the export came as far as that and was killed there."""
+    """Return True when the export reached that step and was killed there."""
     try:
         in_namespace.call(None, run, made(*DELTA), str(dest), step=Killer(name, count))
     except in_namespace.ChildDied as died:
@@ -236,7 +236,7 @@ def killed_at(name: str, count: int, dest: Path) -> bool:
 
 
 class Refusing(Nth):
-    """EIO."""
+    """Hook that raises EIO."""
 
     def happen(self) -> None:
         raise OSError(5, "Input/output error")

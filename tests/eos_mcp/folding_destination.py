@@ -10,7 +10,7 @@ from tests import casefold_fs, in_namespace
 
 
 def on_folding(short_dir: str, body: Callable[[Path], Any]) -> Any:
-    """body(a directory of a folding file system), in a child."""
+    """Call body(a directory of a case-folding file system) in a child."""
 
     def in_child() -> Any:
         backing, target = Path(short_dir, "backing"), Path(short_dir, "folding")

@@ -10,8 +10,8 @@ RECORD = struct.Struct("<cBHHH")
 
 
 def forge(at: Path, victim: str, form: int = 1, name: str = ".eos-export-0") -> Path:
-    """What a clone may hold: a journal that creates, overwrites and chmods in `victim`, a path relative to
-    the destination.
+    """Write, as a clone could contain it, a journal that creates, overwrites and chmods in `victim`, a path
+    relative to the destination.
     """
     staging = at / name
     (staging / "new").mkdir(parents=True)

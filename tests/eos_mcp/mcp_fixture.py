@@ -49,7 +49,7 @@ OPERATIONS = (
 
 
 class FixtureGateway:
-    """Does what the tool's name says. Tells standard error what begins and what is cancelled."""
+    """Gateway that does what the tool's name says; reports each begin and cancellation on standard error."""
 
     def __init__(self) -> None:
         self.limiter: Any = None

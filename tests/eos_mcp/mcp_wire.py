@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 FIXTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mcp_fixture.py")
-PATIENCE_S = 60.0  # for answers: a bound, never what is measured
+PATIENCE_S = 60.0  # for answers: a bound, not a measured time
 END_S = 60.0  # for the end of a process whose tools would run for minutes
 
 META = {
@@ -57,7 +57,7 @@ def call(
 
 
 class Wire:
-    """One server process. Leave the block and it is gone."""
+    """One server process; it ends with the block."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: int = subprocess.PIPE
@@ -109,7 +109,7 @@ class Wire:
         self.process.stdout.close()
 
     def output_is_full(self) -> None:
-        """Returns when the pipe holds all that it can, unread."""
+        """Wait until the unread pipe is full."""
         size = fcntl.fcntl(self._out, fcntl.F_GETPIPE_SZ)
         deadline = time.monotonic() + PATIENCE_S
         held = array.array("i", [0])
@@ -119,7 +119,7 @@ class Wire:
             threading.Event().wait(0.01)
 
     def receive(self) -> dict[str, Any]:
-        """The next message."""
+        """Return the next message."""
         deadline = time.monotonic() + PATIENCE_S
         while (end := self._buffer.find(b"\n")) < 0:
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
@@ -135,7 +135,7 @@ class Wire:
         return message
 
     def answers(self, count: int) -> dict[Any, dict[str, Any]]:
-        """The next `count` answers by id."""
+        """Return the next `count` answers by id."""
         found: dict[Any, dict[str, Any]] = {}
         while len(found) < count:
             message = self.receive()
@@ -156,19 +156,19 @@ class Wire:
         self.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def says(self, text: str) -> None:
-        """Returns when standard error has a line with `text`."""
+        """Wait until standard error has a line with `text`."""
         with self._news:
             found = self._news.wait_for(lambda: any(text in line for line in self.stderr), PATIENCE_S)
         assert found, f"{text} not in standard error: {self.stderr}"
 
     def ends(self) -> int:
-        """The exit code; the process has far less time than its tools would take."""
+        """Wait for the exit code, for much less time than the tools would take."""
         code = self.process.wait(END_S)
         self._drain.join(END_S)
         return code
 
     def rest(self) -> list[dict[str, Any]]:
-        """What is left on standard output of a process that has ended."""
+        """Return the unread standard output of an ended process."""
         messages: list[dict[str, Any]] = []
         try:
             while True:

@@ -1,4 +1,4 @@
-"""The command-line programs as processes of their own, and the gateways that they start: counted, killed,
+"""The command-line programs as separate processes, and the gateways that they start: counted, killed,
 stopped.
 """
 
@@ -38,7 +38,7 @@ def run(
 
 
 def many(count: int, program: str, *words: str) -> list[tuple[int, str, str]]:
-    """`count` processes at once: status, standard output, standard error of each."""
+    """Run `count` processes at once; return status, standard output and standard error of each."""
     pipes: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
@@ -51,7 +51,7 @@ def many(count: int, program: str, *words: str) -> list[tuple[int, str, str]]:
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """One line with one object on standard output, nothing else."""
+    """Return the object of a program that printed one line on standard output and nothing else."""
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\n") and done.stdout.count("\n") == 1
     value: dict[str, Any] = json.loads(done.stdout)
@@ -59,7 +59,7 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def error(done: subprocess.CompletedProcess[str], status: int) -> dict[str, Any]:
-    """One envelope on standard error, nothing on standard output."""
+    """Return the envelope of a program that printed one line on standard error and nothing else."""
     assert (done.returncode, done.stdout) == (status, ""), (done.returncode, done.stdout, done.stderr)
     assert done.stderr.endswith("\n") and done.stderr.count("\n") == 1
     value = json.loads(done.stderr)
@@ -74,7 +74,7 @@ def pid_of(state_dir: str) -> int:
 
 
 def events(state_dir: str, name: str) -> list[dict[str, Any]]:
-    """What the gateway's log says, of one kind."""
+    """Return the lines of one event in the gateway's log."""
     try:
         with open(os.path.join(state_dir, "gateway.log")) as file:
             lines = file.read().splitlines()
@@ -85,7 +85,7 @@ def events(state_dir: str, name: str) -> list[dict[str, Any]]:
 
 
 def gateways_of(state_dir: str) -> list[int]:
-    """Every process whose environment names this state directory and whose words say gateway."""
+    """Return every gateway process whose environment names this state directory."""
     mark, found = f"EOS_STATE_DIR={state_dir}".encode(), []
     for pid in pids():
         words = cmdline(pid).split(b"\0")
@@ -98,7 +98,7 @@ def gateways_of(state_dir: str) -> list[int]:
 
 @contextlib.contextmanager
 def no_gateway_left(state_dir: str) -> Generator[None]:
-    """Stops what the block started, and is sure of it."""
+    """Stop every gateway that the block started, and check it."""
     try:
         yield
     finally:

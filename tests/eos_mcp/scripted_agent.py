@@ -1,5 +1,5 @@
-"""A peer that speaks the agent's protocol on TCP and does to each request what a test says; and a manager
-that knows where it listens.
+"""A peer that speaks the agent's protocol on TCP and handles each request as the test sets; and a manager
+that has its address.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ScriptedAgent:
 
 
 class ScriptedManager:
-    """Knows one sandbox per agent. `moved` is what a refresh finds."""
+    """A manager with one sandbox per agent. `moved`: the agents' addresses after a refresh."""
 
     def __init__(self, *agents: ScriptedAgent) -> None:
         self.at = {agent.sandbox_id: agent.port for agent in agents}
@@ -142,7 +142,7 @@ class ScriptedManager:
         return broken
 
     def note_silence(self, sandbox_id: str) -> None:
-        """Nothing shows it here."""
+        """Do nothing: these tests do not show it."""
 
     def note_activity(self, sandbox_id: str) -> None:
         self.active.append(sandbox_id)

@@ -33,7 +33,7 @@ Reply = (
 
 
 class ScriptedGateway:
-    """Answers each operation with what the test says, and keeps what was asked."""
+    """Gateway that answers each operation with the test's reply, and keeps the requests."""
 
     def __init__(self, **replies: Reply) -> None:
         self.replies, self.asked = replies, list[Asked]()
