@@ -47,6 +47,13 @@ PHRASES = {
     "of before": r"of before\b",
     "none any more": r"none any more",
     "taken back": r"(takes?|took|taken) back",
+    "of now": r"of (now|then)\b",
+    "says so": r"says so\b",
+    "in vain": r"in vain\b",
+    "went on": r"(going|went) on\b",
+    "on its way": r"on its way\b",
+    "bears": r"bears?\b",
+    "lies below": r"lies? below\b",
 }
 """Name of each phrase and its expression. `there is no` and `is no longer` are ordinary English; the glossary
 quotes words that it replaces.
@@ -54,13 +61,14 @@ quotes words that it replaces.
 OPENINGS = re.compile(
     r"(what|whether|whos?e?|whom|which|how|when|where|why|is|are|was|does|did|says|tells|gives"
     r"|that|those|these|its?|they|them|there|so|of"
+    r"|also|any|because|else|if|never|no|not|others|otherwise|same|still|too|unless|we"
     r"|about|above|across|after|against|among|at|before|behind|below|beneath|beside|between|beyond|by"
     r"|during|for|from|in|inside|into|on|onto|outside|over|since|through|to|towards?"
     r"|under|until|upon|with|within|without)(?![\w'-])",
     re.IGNORECASE,
 )
-"""First words that hide the subject of a docstring: interrogatives, other verb forms, pronouns,
-prepositions.
+"""First words that hide the subject of a docstring: interrogatives, other verb forms, pronouns, adverbs,
+conjunctions, prepositions.
 """
 _PHRASE = re.compile(
     "|".join(f"(?P<p{number}>\\b{body})" for number, body in enumerate(PHRASES.values())), re.IGNORECASE
@@ -214,6 +222,9 @@ def test_no_room_has_a_forbidden_phrase_or_a_docstring_that_hides_its_subject() 
         ('x = 1\n"""Of a published layer its rank."""', ["opens with Of"]),
         ('"""Its entry in the list."""', ["opens with Its"]),
         ('"""How far the walk is."""', ["opens with How"]),
+        ('"""Not called in a task."""', ["opens with Not"]),
+        ('"""No-op."""', []),
+        ("x = 1  # the layers of now", ["of now"]),
         ('def f():\n    """In-memory tree."""', []),
         ("raise ValueError(f'{x} is no session of ours')", ["is no"]),
         ("raise ValueError('there is no session of this id')", []),

@@ -185,7 +185,7 @@ def _live(plan: InitPlan, order: Order, failure: mounts.SetupFailed | None) -> i
 
 
 def _install_inotify_limit(sock: socket.socket) -> None:
-    """Have the agent decide on inotify_init(2) calls of this process and its children, also after an exec."""
+    """Let the agent decide on inotify_init(2) calls of this process and its children, also after an exec."""
     fd = inotify_limit.install()
     if fd is not None:
         frames.send(sock, {"event": "inotify"}, fds=[fd])
