@@ -333,7 +333,7 @@ class Store(Stack):
 
         Returns:
             The new head, one version later, and the blocks; the unchanged head and no blocks when there was
-            nothing to squash.
+                nothing to squash.
         Raises:
             SquashInFlight: another squash is running; this call did nothing.
             CommitUnsynced: the squash is done, but a power cut may still undo it. OSError: the disk refused;

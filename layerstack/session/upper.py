@@ -418,7 +418,7 @@ class Upper:
 
         Returns:
             The draft: the one that the session was opened on, if that contains all the work. None when
-            nothing was unpublished.
+                nothing was unpublished.
         Raises:
             OSError: the disk refused; the upper is unchanged.
         """

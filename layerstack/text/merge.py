@@ -45,7 +45,7 @@ def merge(
             ends without a newline is the end of its file.
     Returns:
         Merged; a hunk's ranges are (first line, from 1; number of lines), and an empty range is in front of
-        the line with its number.
+            the line with its number.
     Cost: O(lines) memory, each distinct line kept once; O(lines) time plus at most 2 * BUDGET steps.
     Source: git-merge-file(1), which has the same rules; only repeated lines may be aligned differently.
     """
