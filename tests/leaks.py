@@ -1,4 +1,4 @@
-"""What the tests of one run make outside of themselves; at its end none of it may be left.
+"""Record of the external objects that the tests of one run make; none of them may be left at its end.
 
 Every directory, sandbox and gateway's instance id is noted where it is made, by whichever process of the run,
 in one file that the first process reads at the end: only what the run itself has made is looked for, since
@@ -35,7 +35,9 @@ class Made(NamedTuple):
 
 
 def begin(parent: str) -> None:
-    """Called by the first process of a run, before others are started: the directory that they all share."""
+    """Make the directory that all processes of a run share; the first one calls this before it starts the
+    others.
+    """
     path = tempfile.mkdtemp(prefix="eos-c-", dir=parent)
     os.chmod(path, 0o755)
     os.environ[FOLDER] = path
@@ -51,12 +53,12 @@ def end() -> None:
 
 
 def shared() -> Path:
-    """A directory for what is made once in a run: caches."""
+    """Return a directory for caches, which are made once in a run."""
     return Path(os.environ[FOLDER])
 
 
 def note(kind: str, name: str) -> None:
-    """A line below PIPE_BUF, appended at once; nothing outside a run."""
+    """Append a line, shorter than PIPE_BUF, in one write; do nothing outside a run."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return
@@ -66,7 +68,7 @@ def note(kind: str, name: str) -> None:
 
 
 def note_instances_in(path: str) -> None:
-    """The instance ids of gateways that had their state in a test's directory."""
+    """Note the instance ids of gateways that had their state in a test's directory."""
     for state in (path, os.path.join(path, "state")):
         try:
             with open(os.path.join(state, "instance_id")) as file:
@@ -81,7 +83,7 @@ def made() -> list[Made]:
 
 
 def found() -> list[str]:
-    """A line for each thing that is left, and which test made it. What was told to end is given some
+    """Return a line for each object that is left, with the test that made it. Ending processes get some
     seconds.
     """
     lines = _look()
@@ -170,7 +172,7 @@ def remove_shared_volumes() -> None:
 
 
 def _docker(*words: str) -> list[str]:
-    """The lines that it prints; none where there is no engine, or where it refuses."""
+    """Return the lines that it prints; none without an engine, or when the engine refuses."""
     try:
         done = subprocess.run(
             ["docker", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60

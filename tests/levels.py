@@ -1,4 +1,5 @@
-"""The levels of the three packages: which room may import which, and which does, read from the sources.
+"""The levels of the three packages: the imports that a room may have, and those that it has, read from the
+sources.
 
 A room is a sub-package; modules beside the sub-packages are a room of their own name. A module imports from
 its own level and from lower ones. tests/test_rooms.py holds it; docs/make_pictures.py draws it.
@@ -88,7 +89,7 @@ def room_of(module: str) -> str:
 
 
 def modules(package: str) -> dict[str, str]:
-    """Module -> its file; the project that the demo works on is no part of the package."""
+    """Return module -> file; the demo's sample project does not belong to the package."""
     top = os.path.join(ROOT, FOLDERS[package])
     found: dict[str, str] = {}
     for folder, names, files in os.walk(top):
@@ -106,7 +107,7 @@ def modules(package: str) -> dict[str, str]:
 
 
 def _imports(module: str, path: str, known: dict[str, str]) -> Iterator[Arrow]:
-    """Every import of ours in a file: at load time, inside a function, for types."""
+    """Yield every import of our modules in a file: at load time, inside a function, for types."""
     with open(path, "rb") as file:
         tree = ast.parse(file.read(), path)
     above = module.split(".") if path.endswith("__init__.py") else module.split(".")[:-1]
@@ -130,8 +131,8 @@ def _imports(module: str, path: str, known: dict[str, str]) -> Iterator[Arrow]:
 
 @functools.cache
 def arrows(package: str) -> tuple[Arrow, ...]:
-    """Every import inside a package. The package's own `__init__`, which loads names when they are asked for,
-    is left out.
+    """Return every import inside a package, without those of the package's own `__init__`, which loads names
+    on use.
     """
     known = modules(package)
     return tuple(
@@ -143,7 +144,7 @@ def arrows(package: str) -> tuple[Arrow, ...]:
 
 
 def room_imports(package: str) -> dict[str, set[str]]:
-    """Room -> the rooms that it imports."""
+    """Return room -> the rooms that it imports."""
     found: dict[str, set[str]] = {}
     for arrow in arrows(package):
         if (a := room_of(arrow.module)) != (b := room_of(arrow.target)):
@@ -152,7 +153,7 @@ def room_imports(package: str) -> dict[str, set[str]]:
 
 
 def upward(package: str) -> list[Arrow]:
-    """Imports that point up, or whose room has no level."""
+    """Return the imports that point up, or whose room has no level."""
     level = {room: n for n, rooms in enumerate(LEVELS[package]) for room in rooms}
     top = len(level)
     return [

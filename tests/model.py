@@ -1,5 +1,5 @@
-"""ModelStack: the meaning of the layer stack on plain dicts. No layers, whiteouts, opaque marks or indexes;
-on purpose the dumbest form.
+"""ModelStack: the meaning of the layer stack on plain dicts. It has no layers, whiteouts, opaque xattrs or
+indexes: the simplest form, on purpose.
 
 The outcome of a publish is a function of three trees: B, the session's base; O, what the session shows; H,
 the head.
@@ -21,8 +21,8 @@ Ignored = Callable[[str, bool], bool]
 
 
 class Verdict(NamedTuple):
-    """What a publish comes to: the conflicts by path (none: it passes), the tree of the head afterwards, head
-    paths dropped on the way.
+    """The outcome of a publish: the conflicts by path (empty: it succeeds), the tree of the head afterwards,
+    the head paths that it removed.
     """
 
     conflicts: dict[str, str]
@@ -91,7 +91,7 @@ def decide(base: Entry | None, ours: Entry | None, head: Entry | None) -> tuple[
 
 
 def ignore_of(tree: Tree) -> Ignored:
-    """What the `.gitignore` files of a tree ignore."""
+    """Return the function that tells which paths the `.gitignore` files of a tree ignore."""
 
     def read(path: str) -> bytes | None:
         entry = tree.get(path)
@@ -110,7 +110,9 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
     rules = [ignore_of(tree) for tree in trees]
 
     def ignored(path: str, is_directory: bool) -> bool:
-        """What one side has taken out of `.gitignore` is checked for conflicts."""
+        """Return True for a path that all sides ignore; one that a side no longer ignores is checked for
+        conflicts.
+        """
         return all(rule(path, is_directory) for rule in rules)
 
     derived = units.Derived(trees, ignored)
@@ -191,14 +193,14 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
 
 
 def put(tree: Tree, path: str, entry: Entry | None) -> None:
-    """Nothing is there, or the entry."""
+    """Set the entry of a path; None removes it."""
     tree.pop(path, None)
     if entry is not None:
         tree[path] = entry
 
 
 def topmost(conflicts: dict[str, str]) -> dict[str, str]:
-    """One conflict per lost subtree: a `parent` below another conflict says nothing new."""
+    """Keep one conflict per lost subtree: a `parent` below another conflict adds no information."""
     return {
         p: c for p, c in conflicts.items() if c != "parent" or not any(a in conflicts for a in ancestors(p))
     }
@@ -219,13 +221,13 @@ class ModelStack:
         return self.versions[self.head]
 
     def preview(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
-        """What `publish` would answer, on the head or on an earlier version."""
+        """Return the outcome of `publish`, on the head or on an earlier version."""
         return publish(
             self.versions[base], ours, self.tree() if on is None else self.versions[on], boxes=self.boxes
         )
 
     def publish(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
-        """A conflict changes nothing, and what changes nothing makes no version."""
+        """Publish: a conflict changes nothing, and a publish without a change makes no version."""
         verdict = self.preview(base, ours, on=on)
         if on in (None, self.head) and not verdict.conflicts and verdict.tree != self.tree():
             self.versions[self.head + 1] = verdict.tree

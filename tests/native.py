@@ -1,4 +1,4 @@
-"""Which pid 1 the sessions of a test have: the native one (init.c) where a compiler is, as in a bundle, or
+"""Choose the pid 1 of a test's sessions: the native one (init.c) if there is a compiler, as in a bundle, or
 Python's.
 
 A module whose tests shall pass with both says `from tests.native import both as both`.
@@ -23,27 +23,27 @@ from tests import probes
 
 SOURCE = Path(native.__file__).with_name(native_init.SOURCE)
 TEXT = SOURCE.read_text()
-"""Read when it is imported: the users that tests become may not reach the checkout."""
+"""Source of init.c, read at import: the users that tests become may not be able to read the checkout."""
 STARTER = (
     "import sys; from eos_agent.init import native as init_program; path = sys.argv.pop(1); "
     "init_program.find = lambda: path or None; "
     "from eos_agent.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
-"""What an agent executes whose sessions shall have `program()`, which comes before its arguments."""
+"""Python code of an agent whose sessions get `program()`, which is its first argument."""
 
 _chosen = ["native"]
 _left_out = [""]
 
 
 def program() -> str | None:
-    """The program of the chosen one; None for Python's, and where nothing compiles."""
+    """Return the chosen native program; None for Python's, and without a compiler."""
     return compiled(_left_out[-1]) if _chosen[-1] == "native" else None
 
 
 @functools.cache
 def compiled(left_out: str = "") -> str | None:
-    """init.c as a program that every user may execute, made once in each process. left_out: a text of it that
-    is to be missing.
+    """Compile init.c, once in each process, to a program that every user may execute. left_out: text that is
+    removed from the source.
     """
     folder = tempfile.mkdtemp(prefix="native-", dir=probes.scratch_root())
     atexit.register(_remove, folder, os.getpid())
@@ -62,7 +62,7 @@ def _remove(folder: str, pid: int) -> None:
 
 @contextlib.contextmanager
 def chosen(kind: str, left_out: str = "") -> Generator[str]:
-    """left_out: a text of init.c that is missing in the program of this block."""
+    """Use pid 1 of this kind in the block. left_out: text of init.c without which its program is compiled."""
     _chosen.append(kind)
     _left_out.append(left_out)
     try:
@@ -79,6 +79,6 @@ def chosen(kind: str, left_out: str = "") -> Generator[str]:
     params=[pytest.param("native", marks=pytest.mark.needs("cc")), "python"],
 )
 def both(request: pytest.FixtureRequest) -> Generator[str]:
-    """Each test of the module with either."""
+    """Run each test of the module with both."""
     with chosen(str(request.param)):
         yield str(request.param)

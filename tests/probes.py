@@ -1,4 +1,4 @@
-"""What this machine can do, each power found by doing it once. `python tests/probes.py` prints the list.
+"""The powers of this machine, each found by one trial. `python tests/probes.py` prints the list.
 
 A test asks with `@pytest.mark.needs("overlay")`. With EOS_REQUIRE="overlay,dockerd,..." a skip is a failure
 (tests/conftest.py).
@@ -26,7 +26,7 @@ from tests import build_tools, casefold_fs, images, in_namespace, inspector
 
 
 class Power(NamedTuple):
-    """Whether the machine can, and if not why not."""
+    """One power: available or not, and the reason if not."""
 
     on: bool
     reason: str
@@ -73,8 +73,8 @@ def _overlay_in(parent: str, form: str) -> None:
 
 @functools.cache
 def scratch_root() -> str:
-    """A directory with a short name whose file system can carry an upperdir: /tmp, unless that is an overlay
-    itself.
+    """Return a directory with a short name whose file system can have an upperdir: /tmp, unless /tmp is an
+    overlay.
     """
     form = "trusted" if os.geteuid() == 0 else "user"
     for path in (os.environ.get("EOS_TEST_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
@@ -163,7 +163,7 @@ def _fuse() -> None:
 
 
 def _limited() -> Groups:
-    """A folder with limits of its own, as root has it; whoever asks closes it."""
+    """Make a cgroup with its own limits, as root; the caller closes it."""
     _root()
     limits = Limits(memory_max_bytes=64 << 20, pids_max=64)
     with tempfile.TemporaryDirectory(prefix="eos-probe-") as folder:
@@ -171,14 +171,14 @@ def _limited() -> Groups:
 
 
 def _cgroups() -> None:
-    """Limits, and standing still, in cgroups of either version."""
+    """Try limits and the freezer in cgroups of either version."""
     with contextlib.closing(_limited()) as groups:
         if None in (groups.unified, groups.applied.memory_max_bytes, groups.applied.pids_max):
             raise RuntimeError(groups.reason or "no cgroups of version 2")
 
 
 def _cgroups2() -> None:
-    """Limits by the controllers of version 2."""
+    """Try limits by the controllers of version 2."""
     with contextlib.closing(_limited()) as groups:
         missing = {"memory", "pids"} - set(groups.unified.controllers if groups.unified else ())
         if missing:
@@ -238,7 +238,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "cargo": _cargo,
     "typescript": _typescript,
 }
-"""Each raises when the machine cannot; the exception's text is the reason."""
+"""Trial of each power: it raises when the machine lacks the power; the exception's text is the reason."""
 
 
 @functools.cache
@@ -256,7 +256,7 @@ def power(name: str) -> Power:
 
 
 def describe() -> list[str]:
-    """One line for what is on, one for each power that is off."""
+    """Return one line for the available powers, and one for each missing power."""
     found = {name: power(name) for name in PROBES}
     on = " ".join(name for name, p in found.items() if p.on)
     return [

@@ -1,5 +1,5 @@
-"""What the kernel says about processes: who lives, whose child it is, what it has mounted; and their ends,
-each by its own pid.
+"""State of processes, read from the kernel: which are alive, their parents, their mounts. Also ends
+processes, each by its pid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def pids() -> list[int]:
 
 
 def cmdline(pid: int) -> bytes:
-    """Its words, each ended by NUL; empty when it has gone."""
+    """Return its command line, each word ended by NUL; empty when it has gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -47,7 +47,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_that_name(text: str) -> list[str]:
-    """`pid: words` of live processes whose command lines hold `text`, this one left out."""
+    """Return `pid: words` of live processes whose command lines contain `text`, without this one."""
     lines = {
         pid: cmdline(pid).replace(b"\0", b" ").decode("utf-8", "replace").strip()
         for pid in pids()
@@ -64,7 +64,7 @@ def mounts_that_name(text: str) -> list[str]:
 
 
 def unmasked(table: str) -> list[str]:
-    """The lines of a mountinfo that are no mask, as sessions lay it over what they may not see."""
+    """Return the lines of a mountinfo without masks, which sessions mount over hidden paths."""
     return [
         line
         for line in table.splitlines()
@@ -83,7 +83,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def ended(pid: int) -> bool:
-    """Wait for a process that is on its way out."""
+    """Wait for a process that is ending."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -95,8 +95,8 @@ def ended(pid: int) -> bool:
 
 
 def end_processes_that_name(text: str) -> list[str]:
-    """Kill what `processes_that_name` lists, and say what it was: a failed test must not leave agents
-    behind.
+    """Kill the processes that `processes_that_name` lists, and return them: a failed test must not leave
+    agents behind.
     """
     found = processes_that_name(text)
     for line in found:

@@ -1,5 +1,5 @@
-"""A tree with one of everything that a layer must carry, and a look at it by lstat alone. A program of its
-own too, to be run where nothing of ours is:
+"""A tree with one entry of every kind that a layer must keep, and its description by lstat alone. Also a
+program, for places without our packages:
 
     python sample_tree.py make DIRECTORY [root]
     python sample_tree.py look DIRECTORY        # prints one JSON object, a line per fact
@@ -20,7 +20,7 @@ TIMES = {
     "modes/0750": -1_000_000_001,
     "far": 9_999_999_999_000_000_001,
 }
-"""mtimes in ns: odd ones, one before 1970, one that no 32 bits hold."""
+"""mtimes in ns: odd values, one before 1970, one beyond 32 bits."""
 
 HOLE, ISLAND = 24 << 20, 16 << 20
 ODD_NAMES = (
@@ -33,8 +33,8 @@ DIRECTORY_MODES = (0o000, 0o500, 0o700, 0o750, 0o1777, 0o2775, 0o3770)
 
 
 def acl(*, mask: int = 7, user: int = 0) -> bytes:
-    """An access list as the kernel keeps it: owner rwx, one user more rw, group r, `mask`, others nothing.
-    acl(5)
+    """An access control list in the kernel's form (acl(5)): owner rwx, one more user rw, group r, `mask`,
+    others nothing.
     """
     undefined = 0xFFFFFFFF
     entries = (
@@ -54,8 +54,8 @@ def put(path: bytes | str, data: bytes = b"x\n", mode: int = 0o644) -> None:
 
 
 def make(root: str, *, as_root: bool) -> None:
-    """All of it below `root`, which is there. `as_root`: with owners and capabilities, which only root of the
-    machine may set.
+    """Make the tree below the existing `root`. `as_root`: with owners and capabilities, which only root of
+    the machine may set.
     """
     for number, name in enumerate(ODD_NAMES):  # at the top, where a store might have names of its own
         put(os.path.join(os.fsencode(root), name), b"%d\n" % number)
@@ -133,8 +133,8 @@ Facts = dict[str, dict[str, object]]
 
 
 def look(root: str) -> Facts:
-    """path -> what lstat, readlink, listxattr and the bytes say; `same`: the first name of its inode;
-    `small`: fewer blocks than bytes.
+    """Return path -> results of lstat, readlink, listxattr and a digest of the bytes; `same`: the first name
+    of its inode; `small`: fewer blocks than bytes.
     """
     found: Facts = {}
     inodes: dict[tuple[int, int], list[str]] = {}
@@ -174,7 +174,7 @@ def look(root: str) -> Facts:
 
 
 def difference(got: Facts, want: Facts) -> list[str]:
-    """What differs, path by path."""
+    """Return the differences, path by path."""
     return [
         f"{path}: {key}: got {got.get(path, {}).get(key)}, want {want.get(path, {}).get(key)}"
         for path in sorted(got.keys() | want.keys())

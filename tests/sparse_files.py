@@ -17,7 +17,7 @@ def hole(path: Path, size: int, data: dict[int, bytes] | None = None) -> str:
 
 
 def largest(folder: Path) -> int:
-    """As large as a file may be here, 8 TiB at most."""
+    """Make a file of the largest size that is possible here, at most 8 TiB."""
     for size in (8 * TIB, 4 * TIB, 1 * TIB, 1 << 36):
         try:
             hole(folder / "probe", size)

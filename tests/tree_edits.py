@@ -1,8 +1,8 @@
-"""What programs do to a tree, one operation at a time, each chosen by a few small numbers: hypothesis draws
-them and shrinks them.
+"""Edits of a tree like those of programs, one operation at a time, each chosen by a few small numbers that
+hypothesis draws and shrinks.
 
-The same numbers on the same tree do the same. An operation that the file system refuses is a program that
-failed: whatever it had done by then stands.
+The same numbers on the same tree make the same edit. An operation that the file system refuses is like a
+program that failed: its earlier changes stay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Op(NamedTuple):
 
 
 class Hand:
-    """Works on the tree at `root`."""
+    """Editor of the tree at `root`."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -46,7 +46,9 @@ class Hand:
         self.specials: list[str] = []
 
     def do(self, op: Op, within: str = "") -> bool:
-        """False when it could not be done. `within`: a directory that it stays in, if that is there."""
+        """Perform an operation; return False when the file system refused. `within`: directory for the
+        operation, if it exists.
+        """
         self.numbers = iter(op.numbers)
         self.scan()
         self.folders = self.dirs[1:]
@@ -257,7 +259,7 @@ class Hand:
         self.put(f"{path}/{'abc'[self.number(3)]}", self.text())
 
     def morph(self) -> None:
-        """A path becomes something of another kind."""
+        """Replace a path by an entry of another kind."""
         path = self.a_thing()
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

@@ -34,24 +34,26 @@ Tree = dict[str, Entry]
 
 
 class Beside(NamedTuple):
-    """What a path has that is no part of its state: a version keeps it, and compares it never."""
+    """Properties of a path outside its state: a version keeps them, but never compares them."""
 
     mtime_ns: int
     inode: tuple[int, int]
     data: int
-    """Bytes of a file that are no holes; all of a small one."""
+    """Number of bytes of a file outside holes; all bytes of a small file."""
     links: int
 
 
 Besides = dict[str, Beside]
 SMALL = 1 << 14
-"""A file of fewer bytes is not asked for holes."""
+"""Smallest size in bytes of a file that is examined for holes."""
 
 XATTRS_LEFT_OUT = ("security.selinux",)
 
 
 class GhostName(AssertionError):
-    """A name is listed and cannot be opened: a whiteout shows in a directory that merges with nothing."""
+    """Error: a name is listed and cannot be opened, since a whiteout is visible in a directory that is not
+    merged.
+    """
 
 
 def data_of(full: str, size: int) -> int:
@@ -71,8 +73,8 @@ def data_of(full: str, size: int) -> int:
 
 
 def read_tree(root: str, besides: Besides | None = None) -> Tree:
-    """What stands at `root`. FIFOs, sockets and devices are left out: they are no state. `besides` is filled
-    with what is no state either.
+    """Read the tree at `root`, without FIFOs, sockets and devices, which are not state. `besides` receives
+    the properties outside the state.
     """
     tree: Tree = {}
 
@@ -107,7 +109,7 @@ def read_tree(root: str, besides: Besides | None = None) -> Tree:
 
 
 def write_tree(root: str, tree: Tree) -> None:
-    """Make `tree` at `root`, an empty directory or nothing. Owners are set when this process may."""
+    """Make `tree` at `root`, which is an empty directory or absent. Owners are set when this process may."""
     for path in sorted(tree, key=os.fsencode):
         entry = tree[path]
         full = f"{root}/{path}" if path else root
@@ -137,7 +139,7 @@ def ancestors(path: str) -> list[str]:
 
 
 def difference(got: Tree, want: Tree) -> str:
-    """The first paths in which two trees differ, for a message."""
+    """Return the first paths in which two trees differ, for a message."""
     paths = sorted(p for p in got.keys() | want.keys() if got.get(p) != want.get(p))
     return "; ".join(f"{p!r}: got {got.get(p)}, want {want.get(p)}" for p in paths[:4]) + (
         f"; {len(paths)} paths" if len(paths) > 4 else ""
@@ -160,7 +162,7 @@ NAMES = (
     os.fsdecode(b"\xff\xfe"),
     " s ",
 )
-"""Names that a store made of files must get right: docker's whiteouts, no UTF-8, a newline, a leading dash,
+"""Names that a store of files must handle: docker's whiteouts, invalid UTF-8, a newline, a leading dash,
 blanks.
 """
 TEXTS = (

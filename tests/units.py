@@ -1,5 +1,4 @@
-"""Units and derived files on plain trees, as publish-rules 15 and the ADRs 0046 and 0047 have it: what a
-version means, restated.
+"""Units and derived files on plain trees: publish-rules 15 and the ADRs 0046 and 0047, restated.
 
 A unit is the paths that are one value to the program that writes them. A side changed it when a member has
 another content, kind or presence than in the base; *helpers* (locks, caches, logs that are made again) count
@@ -21,8 +20,8 @@ LEVELDB = re.compile(
     r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)"
 )
 BOX = "box"
-"""Directories of this name are units by the configuration of the tests, with all that is in them, others of
-the name included.
+"""Name of directories that are units by the configuration of the tests, with all their contents, nested ones
+included.
 """
 CONFLICT, OURS, HEAD = "conflict", "ours", "head"
 
@@ -36,8 +35,8 @@ class Unit(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What becomes of it: one conflict at its root, or the members that are one side's whatever the table
-    says.
+    """The outcome of a unit: one conflict at its root, or the members that come from one side, regardless of
+    the table.
     """
 
     unit: Unit
@@ -72,7 +71,7 @@ def is_database(path: str, trees: Sequence[Tree]) -> bool:
 
 
 def is_database_alone(path: str, trees: Sequence[Tree]) -> bool:
-    """One that no file beside it tells: by its header alone."""
+    """Return True for a database that is recognised by its header alone, without files beside it."""
     return all(path not in tree or not tree[path].is_dir for tree in trees) and any(
         (body(tree, path) or b"").startswith(HEADER) for tree in trees
     )
@@ -136,7 +135,7 @@ def decide(
     loose: Callable[[str], bool],
     derived: Callable[[str, bool], bool],
 ) -> Decided:
-    """With no member forced and no conflict the table has the last word on each member."""
+    """Without forced members and conflicts, the table decides for each member."""
 
     def state(tree: Tree, path: str) -> Entry | None:
         entry = tree.get(path)
@@ -188,7 +187,7 @@ class Derived:
         )
 
     def within(self, folder: str, ignored: bool) -> bool:
-        """`ignored`: is all that is asked about?"""
+        """`ignored`: True if all paths in question are ignored."""
         return any(
             at.rpartition("/")[2] in CACHES
             or at.endswith("node_modules/.cache")

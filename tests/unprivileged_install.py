@@ -1,5 +1,5 @@
-"""An installation that an ordinary user can read and run, wherever the checkout and the interpreter of the
-test run lie.
+"""An installation that an ordinary user can read and run, for any place of the checkout and the interpreter
+of the test run.
 
 A home directory has mode 0700, and so what is in it cannot be used by the uid that plays the ordinary user.
 The interpreter's tree and its installed packages are therefore laid out again below a readable directory, by
@@ -61,7 +61,7 @@ class Installed(NamedTuple):
 
 
 def runs_for(uid: int, program: str) -> bool:
-    """Whether `uid` can start this interpreter."""
+    """Return True when `uid` can start this interpreter."""
     try:
         done = subprocess.run(
             [program, "-I", "-c", "import ssl, ctypes, venv"],
@@ -84,7 +84,9 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def lay_out(source: Path, target: Path, ignore: tuple[str, ...]) -> None:
-    """The tree of `source` at `target`; files keep their modes, directories are opened for everybody."""
+    """Copy the tree of `source` to `target`; files keep their modes, directories become readable for all
+    users.
+    """
 
     def left_out(_folder: str, names: list[str]) -> set[str]:
         return {n for n in names if n in ignore or n.endswith(".pth") or n.startswith("__editable__")}
@@ -97,8 +99,8 @@ def lay_out(source: Path, target: Path, ignore: tuple[str, ...]) -> None:
 
 
 def interpreter(root: Path) -> str:
-    """An interpreter that the ordinary user can start: this one, the system's of the same version, or this
-    one's tree below `root`.
+    """Return an interpreter that the ordinary user can start: this one, the system's of the same version, or
+    a copy of this one's tree below `root`.
 
     The last has its shared libpython found by its run path only when that is relative.
     """

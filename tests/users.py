@@ -1,4 +1,4 @@
-"""Who runs a program in an end-to-end test: root from the environment of the test run, or an ordinary user
+"""Users that run programs in end-to-end tests: root from the environment of the test run, or an ordinary user
 from a readable installation.
 """
 
@@ -17,8 +17,8 @@ KEPT = ("PATH", "LANG", "LC_ALL", "DOCKER_HOST")
 
 
 class Person(NamedTuple):
-    """A uid with a home of its own, and the environment that its programs are started from. `cache`: in the
-    home, unless it is shared.
+    """A uid with its own home, and the environment of its programs. `cache`: in the home, unless it is
+    shared.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Person(NamedTuple):
 
 
 def root(home: Path) -> Person:
-    """Whoever runs the tests."""
+    """Return the user that runs the tests."""
     return Person("whoever runs the tests", Path(sys.prefix), home, None)
 
 
 def ordinary(installed: Installed, home: Path) -> Person:
-    """The ordinary user, whose home it becomes."""
+    """Return the ordinary user, and make the home its own."""
     os.chown(home, ORDINARY_UID, ORDINARY_UID)
     return Person("an ordinary user", installed.prefix, home, ORDINARY_UID)

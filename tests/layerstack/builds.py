@@ -17,7 +17,7 @@ TOOLS = {
 }
 
 _begun: dict[int, int] = {}
-"""When each process first asked: every test of a stack runs in one of its own, which may be long after the
+"""Time of the first use in each process: every test of a stack runs in a new process, perhaps long after the
 modules were imported.
 """
 
@@ -27,8 +27,8 @@ def _start() -> int:
 
 
 def age(stack: Stack, *, seconds: int = 1000) -> None:
-    """The base is so old, and the store a little younger: what sessions write is newer than both, whatever
-    the clock's grain.
+    """Set the age of the base, and make the store a little younger: files that sessions write are then newer
+    than both, for any granularity of the clock.
     """
     when = _start() - seconds * SECOND
     for folder, names, files in os.walk(stack.base, topdown=False):
@@ -39,20 +39,20 @@ def age(stack: Stack, *, seconds: int = 1000) -> None:
 
 
 def edit(session: Session, path: str, text: str | bytes, *, ago: int = 0) -> None:
-    """Write a file, so many seconds before the test or, with 0, now."""
+    """Write a file with a time so many seconds before the test, or now for 0."""
     put(session.at(path), text)
     if ago:
         date(session, path, ago=ago)
 
 
 def date(session: Session, path: str, *, ago: int) -> None:
-    """So many seconds before the test; a negative number is from now on."""
+    """Set a file's time to so many seconds before the test; a negative number counts from now."""
     when = (_start() if ago > 0 else time.time_ns()) - ago * SECOND
     os.utime(session.at(path), ns=(when, when))
 
 
 def run(session: Session, *argv: str, env: dict[str, str] | None = None) -> str:
-    """What a command in a session's workspace prints; it must succeed."""
+    """Return the output of a command in a session's workspace, which must succeed."""
     done = subprocess.run(
         argv,
         cwd=session.view,

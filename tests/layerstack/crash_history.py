@@ -1,9 +1,9 @@
-"""One history of a store that passes every durable step once or more, and what must be true wherever it is
-cut off.
+"""One history of a store that passes every durable step once or more, and the checks that must hold wherever
+it is cut off.
 
-`play` tells a journal what it is about to do and what is done. `check` opens what was left behind and
-compares it with the journal: the head is the last acknowledged one or the one that was under way, work is in
-a draft or published, and gc leaves nothing over.
+`play` writes each act to a journal before and after it. `check` opens the remains and compares them with the
+journal: the head is the last acknowledged one or the one in progress, work is in a draft or published, and gc
+leaves no garbage.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def base_tree() -> Tree:
 
 
 class Places(NamedTuple):
-    """Where things are: the store, and mount points outside of it."""
+    """Paths of the history: the store, and mount points outside of it."""
 
     root: str
     mounts: str
@@ -58,7 +58,7 @@ class Places(NamedTuple):
 
 
 def prepare(folder: str, mounts: str, form_name: str) -> Places:
-    """Make the base in `folder`, as a provider would have it mounted, and the mount points."""
+    """Make the base in `folder`, where a provider would mount it, and the mount points."""
     places = Places(os.path.join(folder, "store"), mounts, FORMS[form_name])
     for name in ("a", "b", "c", "d", "e", "f", "g", "h", "k", "w", "look", "empty"):
         os.makedirs(os.path.join(mounts, name), exist_ok=True)
@@ -69,7 +69,7 @@ def prepare(folder: str, mounts: str, form_name: str) -> Places:
 
 
 class Journal:
-    """What was under way and what was acknowledged, on another file system than the store: one JSON line
+    """Journal of acts in progress and acknowledged ones, on another file system than the store: one JSON line
     each, written at once.
     """
 
@@ -89,7 +89,7 @@ class Journal:
 
 @contextlib.contextmanager
 def shown(upper: Upper, mount: str) -> Generator[str]:
-    """The session's view, for the length of the block; afterwards the upper is offline."""
+    """Mount the session's view for the length of the block; afterwards the upper is unmounted."""
     fd = upper.mount()
     syscalls.move_mount(fd, mount)
     os.close(fd)
@@ -112,7 +112,7 @@ def get(folder: str, name: str) -> bytes:
 
 
 def replace(folder: str, name: str, old: bytes, new: bytes) -> None:
-    """In a text that holds `old` once."""
+    """Replace `old` by `new` in a text that has `old` once."""
     text = get(folder, name)
     assert text.count(old) == 1
     put(folder, name, text.replace(old, new))
@@ -131,8 +131,8 @@ def play(
     done: Callable[[], None] = lambda: None,
     trees: dict[int, Tree] | None = None,
 ) -> None:
-    """The history. `done` is called when something was acknowledged, with nothing under way; `trees` gets
-    what each version shows.
+    """Run the history. `done` is called after each acknowledgment, while no act is in progress; `trees`
+    receives the tree of each version.
     """
 
     def acknowledge(what: str, value: str = "") -> None:
@@ -294,7 +294,7 @@ def play(
         put(m, "k", b"work of k\n")
 
     def overtaken() -> None:
-        """While k is published somebody else is faster."""
+        """Publish a file without a session during the publication of k."""
         journal.note("update")
         store.update_file("by the way", lambda old: b"x\n", owner="u", request_id="10")
         published(12)
@@ -346,7 +346,7 @@ def play(
 
 
 def look(places: Places, snapshot: Snapshot) -> Tree:
-    """A version as the kernel shows it."""
+    """Return a version as a mount shows it."""
     fd = overlay.create([*snapshot.lowerdirs, os.path.join(places.mounts, "empty")], form=places.form)
     target = os.path.join(places.mounts, "look")
     syscalls.move_mount(fd, target)
@@ -358,7 +358,7 @@ def look(places: Places, snapshot: Snapshot) -> Tree:
 
 
 class Expected(NamedTuple):
-    """What an undisturbed run showed: the tree of each version, those that the squash closed included."""
+    """The trees of an undisturbed run by version, including versions that the squash closed."""
 
     versions: dict[int, Tree]
 
@@ -373,8 +373,8 @@ def demand(holds: bool, text: str) -> None:
 
 
 def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, power_cut: bool = False) -> None:
-    """Opens what a cut left and compares. With `power_cut`, work that nobody acknowledged may be gone; all
-    else may not.
+    """Open the remains of a cut and compare them. With `power_cut`, only work that was not acknowledged may
+    be gone.
 
     Raises:
         Violated: which promise does not hold.
@@ -418,8 +418,8 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
 
 
 def _asked_for(store: Store) -> list[Draft]:
-    """A session whose recovery was cut off twice waits until somebody asks for it, and nothing of it is
-    lost.
+    """Check that a session whose recovery was cut off twice is quarantined, and that a request recovers all
+    of its work.
     """
     found: list[Draft] = []
     for session in store.dead.all():
@@ -431,7 +431,9 @@ def _asked_for(store: Store) -> list[Draft]:
 
 
 def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
-    """Every version that can be opened shows what it did, and none of them lies inside a squashed block."""
+    """Check that every openable version shows its old tree, and that no openable version is inside a squashed
+    block.
+    """
     versions = {int(name.partition(".")[0]) for name in os.listdir(os.path.join(places.root, "manifests"))}
     demand(
         store.head.version in versions,
@@ -448,7 +450,7 @@ def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
 
 
 def _check_pins(store: Store, notes: list[tuple[str, str]]) -> None:
-    """What was acknowledged is so: pinned and openable, or not pinned any more."""
+    """Check acknowledged pins: each is pinned and openable, or unpinned."""
     said = [
         (what, int(value)) for what, value in notes if what in ("pinning", "pinned", "unpinning", "unpinned")
     ]
@@ -479,8 +481,8 @@ def _check_work(
     *,
     power_cut: bool,
 ) -> None:
-    """Every piece of work that a session had written is published or in a draft, byte for byte; each
-    acknowledged draft holds all of its own.
+    """Check that all work of each session is published or in a draft, byte for byte, and that each
+    acknowledged draft has all of its work.
     """
     shown_by: dict[str, Tree] = {"": head}
     for n, draft in enumerate(kept):
@@ -538,7 +540,7 @@ def _check_nothing_left(root: str, store: Store) -> None:
 
 
 def _check_usable(places: Places, store: Store) -> None:
-    """Life goes on: a session publishes on what is there."""
+    """Check that a new session can publish on the remains."""
     before = store.head.version
     upper = store.open_upper("after", origin="workspace_session:after")
     with shown(upper, os.path.join(places.mounts, "f")) as m:

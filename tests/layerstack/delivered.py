@@ -1,5 +1,5 @@
-"""A version exported to a directory by the product's own writer: what the destination must be afterwards,
-restated on trees.
+"""The rule for an export to a directory, restated on trees: the expected destination, compared with the
+result of the product's own writer.
 
 The destination is the base as a person has it, with owners, groups, setgid folders and attributes of their
 own. Afterwards it shows the version: kinds, contents, targets, modes. What replaces a file has that file's
@@ -27,7 +27,7 @@ from tests.trees import DIRECTORY, FILE, LINK, Besides, Tree, read_tree, write_t
 SETGID = 0o2000
 IDS = (0, 1001, 1002)
 OWN = ("user.person", b"mine")
-"""An attribute that no session gives anything."""
+"""An attribute that no session sets."""
 
 
 def every_id() -> bool:
@@ -87,7 +87,7 @@ def digests_of(root: str) -> Generator[Digests]:
 
 
 def delivery(snapshot: Snapshot, store: str, folder: str, base: Tree, version: Side, random: Random) -> str:
-    """'' or what is wrong with an export of the version to a new directory in `folder`."""
+    """Return the fault of an export of the version to a new directory in `folder`; '' without one."""
     dest, records = f"{folder}/dest", f"{folder}/records"
     os.makedirs(records, mode=0o700)
     person = as_a_person_has_it(base, random)

@@ -9,7 +9,7 @@ from tests.layerstack.store_fixture import Stack
 
 
 def names_in_export(stack: Stack) -> dict[str, bytes]:
-    """Name -> content of the files of the export; deletions and marks are typed, not named, and left out."""
+    """Return name -> content of the files of the export, without whiteouts and opaque directories."""
     found: dict[str, bytes] = {}
     for entry in flatten_changes(stack.store.snapshot()):
         if entry.real_path is not None and not entry.header.kind:

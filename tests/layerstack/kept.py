@@ -1,5 +1,5 @@
-"""What a publication keeps beside the states of paths: times, names of one file, holes. None of it is
-compared, and none of it is invented.
+"""The properties that a publication keeps beside the states of paths: times, hard links, holes. They do not
+count as changes, and must not be invented.
 
 publish-rules 12: a time is that of the side that a path was taken from, and what capturing and merging do to
 directories leaves none; names of one file stay names of one file among what a session changed; holes stay
@@ -16,14 +16,16 @@ from tests.model import ignore_of
 from tests.trees import DIRECTORY, FILE, Besides, Tree, ancestors
 
 TICK_NS = 50_000_000
-"""By so much the time of a new entry may be before that of the clock: the kernel's own advances in ticks."""
+"""Largest difference by which the time of a new entry may be before the clock: the kernel's own time advances
+in ticks.
+"""
 
 LONG_NS = 10**15
-"""Eleven days: what is so old was given its time on purpose."""
+"""Eleven days: an older time was set on purpose."""
 
 
 class Side(NamedTuple):
-    """A tree, with what stands beside it."""
+    """A tree with its times, hard links and holes."""
 
     tree: Tree
     besides: Besides
@@ -35,7 +37,7 @@ def changed(old: Tree, new: Tree) -> set[str]:
 
 
 class Act(NamedTuple):
-    """A publication: of what `ours` shows, on `base`, onto `head`."""
+    """A publication of `ours`, made on `base`, onto `head`."""
 
     base: Side
     ours: Side
@@ -46,11 +48,11 @@ class Act(NamedTuple):
     committed_ns: int
     """When the base was published."""
     between: tuple[Besides, ...] = ()
-    """Of the versions between the base and the head: the publication may have been planned on any of them."""
+    """The versions between the base and the head: the publication may have been planned on any of them."""
 
 
 def broken(act: Act) -> str:
-    """What it should have kept and did not, or ''."""
+    """Return the first property that was not kept; '' without one."""
     rule = ignore_of(act.base.tree)
     one_rule = (
         len(

@@ -1,4 +1,4 @@
-"""Kill a process at every durable act of a store's life, and check what it left."""
+"""Kill a process at every durable act of a history, and check the remains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
 
 
 STRIDE = 1 if SOAK else 48
-"""Every so many unnamed acts one is cut at; see `chosen`."""
+"""Stride over unnamed acts; see `chosen`."""
 
 
 Which = Literal["first", "last", "both"]
@@ -84,7 +84,9 @@ def _record(places: Places, journal: Journal) -> Recorded:
 
 
 def _play_until(places: Places, journal: Journal, number: int, broken_by: Callable[[], None]) -> None:
-    """Dies by SIGKILL right before act `number`, counted from 0; a number beyond the last lets it live."""
+    """Play the history and die by SIGKILL right before act `number`, counted from 0; a number beyond the last
+    has no effect.
+    """
     broken_by()
     seen = 0
 
@@ -99,8 +101,8 @@ def _play_until(places: Places, journal: Journal, number: int, broken_by: Callab
 
 
 def chosen(acts: list[str], stride: int, which: Which = "both") -> list[int]:
-    """Which acts are cut at: with a stride of 1 all of them, else the first or the last of each named step,
-    or both, and every stride-th system call.
+    """Return the acts to cut at: with a stride of 1 all of them, else the first or the last of each named
+    step, or both, and every stride-th system call.
     """
     last = {name: number for number, name in enumerate(acts)}
     first = {name: number for number, name in reversed(list(enumerate(acts)))}
@@ -117,7 +119,7 @@ def chosen(acts: list[str], stride: int, which: Which = "both") -> list[int]:
 
 
 def intact() -> None:
-    """The library as it is."""
+    """Leave the library unchanged."""
 
 
 def kill_everywhere(

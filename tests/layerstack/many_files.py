@@ -23,7 +23,7 @@ def fill(root: str, *, flat: bool, count: int = COUNT) -> None:
 
 
 def growth_kib(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What it returns, and by how much the peak of this process was above what it has now."""
+    """Return the function's result, and the peak of this process's memory above its present size."""
 
     def read(key: str) -> int:
         with open("/proc/self/status") as status:

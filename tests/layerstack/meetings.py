@@ -60,7 +60,7 @@ class Meeting(StackMatchesModel):
         self.look_back(random)
 
     def check_projection(self, snapshot: Snapshot, want: Tree) -> None:
-        """Now and then: there is more to read than to decide here."""
+        """Compare in some histories only: most of the time would be spent on reading."""
         self.looks += 1
         if self.looks % 5 == 0:
             super().check_projection(snapshot, want)
@@ -77,8 +77,8 @@ class Meeting(StackMatchesModel):
         self.tally["edits"] += crowd.Crowd(session.mount, random, focus).work()
 
     def settle(self, session: Session, random: Random) -> None:
-        """Publish it, perhaps carried over to the head first; what is rejected goes on once more on the head
-        if it can, else is thrown away.
+        """Publish it, perhaps after a rebase to the head; rejected work is rebased to the head and published
+        once more if possible, else discarded.
         """
         if random.random() < 0.3:
             self.carry_over(session)
@@ -87,7 +87,7 @@ class Meeting(StackMatchesModel):
             self.drop(session)
 
     def look_back(self, random: Random) -> None:
-        """Layers that a live session stands on are folded, and what was folded is swept, while it lives."""
+        """Squash layers of a live session, and sweep the replaced layers while it is mounted."""
         for n in range(2):
             self.update_file(random.randrange(8), 1 + n)
         late = self.add_session()
@@ -111,8 +111,8 @@ class Meeting(StackMatchesModel):
 
 
 def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:
-    """So many of them, from number `first` on; in a child that may mount. What happened, counted; a failure
-    names its number.
+    """Run so many histories, from number `first`, in a child with mount rights; return counts of what
+    happened. A failure names its number.
     """
     decide.TEXT_MAX = model.TEXT_MAX = crowd.LIMIT
     Meeting.form, Meeting.parent, Meeting.tally = FORMS[form], in_memory(folder), Counter()

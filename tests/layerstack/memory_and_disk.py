@@ -9,8 +9,8 @@ from layerstack.store import Store
 
 
 def disagreement(store: Store) -> str:
-    """'' or the first thing that memory and disk do not agree on: the head, the leases of drafts, pins and
-    sessions. Nothing may be under way.
+    """Return the first difference between memory and disk: the head, the leases of drafts, pins and sessions;
+    '' without one. No operation may be in progress.
     """
     root = store.root
     with open(f"{root}/manifest.json", "rb") as file:

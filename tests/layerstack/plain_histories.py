@@ -15,8 +15,8 @@ from tests.trees import DIRECTORY, FILE, Entry, Tree
 
 
 def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel], None]) -> Counter[str]:
-    """Runs `act` on a new stack, in a child that may mount; every publish in it is compared with the model.
-    Returns what happened.
+    """Run `act` on a new stack, in a child with mount rights; compare every publish with the model. Return
+    counts of what happened.
     """
 
     def run() -> Counter[str]:

@@ -1,4 +1,4 @@
-"""A disk as a power cut leaves it: ext4 in a file on a loop mount, copied at a step."""
+"""The state of a disk after a power cut: ext4 in a file on a loop mount, copied at a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ are cut at in a soak.
 
 
 OFTEN = 10_000 if SOAK else 2
-"""How many times one step is cut at."""
+"""Maximum of cuts at one step."""
 
 
 ACKNOWLEDGED = "acknowledged"
@@ -44,7 +44,7 @@ def none(step: str) -> bool:
 
 
 class Cut(NamedTuple):
-    """A copy of the disk, what the journal said by then, and where it was taken."""
+    """A copy of the disk, the journal at that time, and the step."""
 
     copy: str
     notes: list[tuple[str, str]]
@@ -63,7 +63,7 @@ def make_disk(path: str, *how: str) -> None:
 
 
 def mount_disk(path: str, target: str, options: str = "commit=3600") -> None:
-    """Nothing is written back by a timer while the test runs: what is on the disk was synced."""
+    """Mount the disk with write-back by timer turned off, so that only synced data is on it."""
     os.makedirs(target, exist_ok=True)
     run("mount", "-o", f"loop,noatime,{options}", path, target)
 
@@ -111,7 +111,7 @@ def play_and_cut(folder: str, *, steps: Callable[[str], bool] = named) -> tuple[
 
 
 def check_cut(folder: str, cut: Cut, expected: Expected) -> None:
-    """Power comes back: mount the copy and compare."""
+    """Mount the copy, as after a power cut, and compare."""
     disk = os.path.join(folder, "again")
     mount_disk(cut.copy, disk)
     try:

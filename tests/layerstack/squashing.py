@@ -27,7 +27,7 @@ def counts(number: int) -> Callable[[bytes | None], bytes]:
 
 
 def squash(s: Stack) -> Squashed:
-    """Squash, with what must hold of every squash: no tree shows it, openable versions show what they did,
+    """Squash, and check what must hold for every squash: all trees and openable versions are unchanged, and
     the store opens again.
     """
     before = s.tree()
@@ -56,7 +56,7 @@ def ids(s: Stack) -> str:
 
 
 def in_layer(s: Stack, layer_id: str) -> list[str]:
-    """Every path in a layer's folder."""
+    """Return every path in a layer's folder."""
     root = f"{s.root}/layers/{layer_id}"
     return sorted(
         os.path.relpath(os.path.join(at, n), root)

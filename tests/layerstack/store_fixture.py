@@ -1,5 +1,5 @@
-"""A store to hold in the hand: a base from a dict, sessions that are really mounted, what the head shows as a
-dict. Lives in a child that may mount.
+"""A store for plain tests: a base from a dict, mounted sessions, the head's tree as a dict. For a child with
+mount rights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def get(full: str) -> str:
 
 
 def refusing(step: str, *, code: int = errno.ENOSPC) -> Step:
-    """A disk that refuses what comes after this named step."""
+    """Hook of a disk that refuses all calls after this named step."""
 
     def take(name: str) -> None:
         if name == step:
@@ -102,7 +102,7 @@ class Session:
         raise AssertionError("published")
 
     def keep(self, reason: str = "put aside") -> Draft:
-        """End it; what it wrote is a draft."""
+        """End the session; its work becomes a draft."""
         self.umount()
         draft = self.upper.to_draft(reason=reason)
         assert draft is not None
@@ -136,7 +136,7 @@ class Stack:
         return session
 
     def reopen(self) -> None:
-        """As a process that was killed and started again."""
+        """Reopen the store like a process that was killed and started again."""
         for session in self.sessions:
             session.umount()
         self.store.close()
@@ -144,7 +144,7 @@ class Stack:
 
     @contextlib.contextmanager
     def mounted(self, version: int | None = None) -> Generator[str]:
-        """A version, mounted read-only."""
+        """Mount a version read-only."""
         target, empty = f"{self.folder}/look", f"{self.folder}/empty"
         os.makedirs(target, exist_ok=True)
         os.makedirs(empty, exist_ok=True)
@@ -226,8 +226,8 @@ def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
 
 
 def _in_memory(folder: str, form: Form) -> bool:
-    """Mount a tmpfs on the folder: no waiting for a disk. It has xattrs of users from Linux 6.6 on; before
-    that the disk has to do.
+    """Mount a tmpfs on the folder, to avoid waits for the disk. tmpfs has user xattrs since Linux 6.6; on
+    older kernels the disk is used.
     """
     syscalls.mount("none", folder, "tmpfs", 0, "mode=755")
     try:

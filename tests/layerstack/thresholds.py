@@ -1,5 +1,5 @@
-"""The forms that only large trees take, for trees of any size: packed indexes, rows in files without a name,
-listings of bytes, lines of owners.
+"""Use the forms of large trees for trees of any size: packed indexes, rows in unnamed files, listings of
+bytes, lines of owners.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ T = TypeVar("T")
 
 
 def as_if_large(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The call, in a process that takes what has more than two entries for large from now on: a child of the
-    test.
-    """
+    """Treat more than two entries as large from now on, in this child of the test, and make the call."""
     packed_index.SMALL = index_file.SMALL = blame_file.SMALL = 2
     disk.LARGE = memory.LARGE = 2
     squash.LINKED_MAX = 1

@@ -1,8 +1,8 @@
 """Run the tests that should notice a mutant, against a copy of the packages that has it. The checkout itself
 is never changed.
 
-The tests of a mutant pass on the copy as it is, or nothing is shown; then they must fail on the copy with the
-one change.
+The tests of a mutant must pass on the unchanged copy, else there is no verdict; then they must fail on the
+copy with the one change.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ COPIED = (
 )
 TIMEOUT_S = 1800
 PASSED, FAILED = 0, 1
-"""Exit codes of pytest: all passed, some failed. Any other is no verdict."""
+"""Exit codes of pytest: all passed, some failed. Any other code gives no verdict."""
 
 
 class Outcome(NamedTuple):
-    """What became of one mutant."""
+    """The result of one mutant."""
 
     mutant: Mutant
     noticed: bool
     seconds: float
     told: str
-    """The end of what pytest printed."""
+    """The end of pytest's output."""
 
 
 class NoVerdict(Exception):
-    """The tests could not be run, or fail on the library as it is."""
+    """Error: the tests could not be run, or fail on the unchanged library."""
 
 
 class Copy:
-    """The packages and the tests at `folder`, for a run with one mutant at a time."""
+    """Copy of the packages and the tests at `folder`, for runs with one mutant at a time."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.root = folder, os.path.join(folder, "copy")
@@ -111,7 +111,7 @@ class Copy:
         return running.returncode, printed.decode(errors="replace")
 
     def check_sound(self, tests: tuple[str, ...], *, soak: bool) -> None:
-        """They pass without a mutant, against this copy. Raises NoVerdict."""
+        """Check that the tests pass against this copy without a mutant. Raises NoVerdict."""
         if tests in self._sound:
             return
         code, printed = self.pytest(tests, soak=soak)
@@ -121,7 +121,7 @@ class Copy:
 
     @contextlib.contextmanager
     def with_mutant(self, mutant: Mutant) -> Generator[None]:
-        """The one change, for the length of the block."""
+        """Apply the one change for the length of the block."""
         path = os.path.join(self.root, mutant.file)
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -146,7 +146,7 @@ class Copy:
 
 @contextlib.contextmanager
 def copied() -> Generator[Copy]:
-    """A copy that is removed afterwards. Its path is short: unix sockets of tests lie below."""
+    """Make a copy that is removed afterwards. Its path is short, for unix sockets of tests below it."""
     folder = tempfile.mkdtemp(prefix="eos-mutant-", dir=os.environ.get("EOS_TEST_DIR") or None)
     os.chmod(folder, 0o755)
     try:

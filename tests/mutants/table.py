@@ -11,7 +11,7 @@ MEETINGS = (
 
 
 class Mutant(NamedTuple):
-    """One fault. `old` stands in `file` exactly once."""
+    """One fault. `file` contains `old` exactly once."""
 
     name: str
     """`s` and the number of the survivor that it was among the first forty; `e` and a number for those of
@@ -21,14 +21,16 @@ class Mutant(NamedTuple):
     old: str
     new: str
     what: str
-    """What is wrong then, for the table in docs/testing.md."""
+    """The effect of the fault, for the table in docs/testing.md."""
     noticed_by: tuple[str, ...] = (MEETINGS,)
     """Tests as pytest names them: properties, random histories, or the tests of the rule that is broken."""
     soak: bool = False
-    """Do these run in `make soak` only?"""
+    """True: these run in `make soak` only."""
 
     def applied(self, text: str) -> str:
-        """The text of the file with the fault. Raises ValueError: the place is gone, or there are several."""
+        """Return the text of the file with the fault. Raises ValueError: the place is gone, or there are
+        several.
+        """
         if text.count(self.old) != 1 or self.old == self.new:
             raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)} times: {self.old!r}")
         return text.replace(self.old, self.new)
@@ -362,7 +364,7 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 def page() -> str:
-    """The rows of the table in docs/testing.md."""
+    """Return the rows of the table in docs/testing.md."""
     rows = [
         (
             f"| {m.name} | `{m.file}` | {m.what} | {'soak' if m.soak else 'gate'}: "
