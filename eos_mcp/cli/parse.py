@@ -249,6 +249,7 @@ class _Parser:
                 argument.required
                 and argument.name not in self.args
                 and f"{argument.name}_b64" not in self.args
+                and not self.args.get(argument.beside)
             ):
                 also = f" (or {', '.join(argument.aliases)})" if argument.aliases else ""
                 self.note(

@@ -232,6 +232,8 @@ def _published(publish: Object) -> str:
 
 
 def _file_read(args: Object, reply: Object) -> str:
+    if "files" in reply:
+        return render_files.several_read(reply, lambda row: _file_read(args, row))
     content = str(reply.get("content") or "")
     if reply.get("encoding") == "base64":
         first, count = int(reply["offset"]), int(reply["bytes_read"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eos_mcp.mcp.json_values import Object, rows
+from collections.abc import Callable
+
+from eos_mcp.mcp.json_values import Object, is_object, rows
 
 
 def where(args: Object) -> str:
@@ -24,6 +26,20 @@ def patched(args: Object, reply: Object) -> str:
             line += f"  ({row['hunks_moved']} hunks found at another line)"
         lines.append(line)
     return "\n".join(lines)
+
+
+def several_read(reply: Object, one: Callable[[Object], str]) -> str:
+    """Text of file_read of several paths; `one` makes the text of one file."""
+    texts: list[str] = []
+    for row in rows(reply.get("files")):
+        failure = row.get("error")
+        if is_object(failure):
+            details = failure.get("details")
+            hint = details.get("hint") if is_object(details) else None
+            texts.append(f"{row.get('path')}: {failure.get('message')}" + (f"; {hint}" if hint else ""))
+        else:
+            texts.append(one(row).replace("file_read with", f"file_read path={row.get('path')}"))
+    return "\n\n".join(texts)
 
 
 def session_diff(args: Object, reply: Object) -> str:
@@ -52,7 +68,7 @@ def session_diff(args: Object, reply: Object) -> str:
         if row.get("patch"):
             lines.append(str(row["patch"]).rstrip("\n"))
         if row.get("patch_truncated"):
-            lines.append(f"(the patch of {row.get('path')} is cut; ask for this path alone)")
+            lines.append(f"(the patch of {row.get('path')} is cut: ask for it alone, or read the file)")
     if reply.get("next") is not None:
         lines.append(f"more: call again with cursor={reply['next']}")
     return "\n".join(lines)

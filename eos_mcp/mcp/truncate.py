@@ -127,6 +127,10 @@ def _last(lines: Sequence[str]) -> list[str]:
 
 
 def _file_read(reply: Reply, page: int = BUDGET) -> Reply:
+    if "files" in reply:
+        files = rows(reply["files"])
+        share = max(2000, page // max(1, len(files)))
+        return {**reply, "files": [_file_read(dict(one), share) for one in files]}
     if "content" not in reply:
         return truncate_rows.bounded(reply, page)
     content = str(reply["content"])
@@ -174,6 +178,19 @@ def _file_blame(reply: Reply) -> Reply:
     return {**reply, "ranges": kept, "truncated": True, "next_offset": ranges[len(kept)]["start_line"]}
 
 
+def _diff(reply: Reply) -> Reply:
+    """Keep the first paths; a patch that is too long alone ends after a line."""
+    entries = rows(reply["entries"])
+    kept = _first(entries)
+    if kept and len(str(kept[0].get("patch") or "")) > BUDGET:
+        patch = str(kept[0]["patch"])[:BUDGET]
+        kept[0] = {**kept[0], "patch": patch[: patch.rfind("\n") + 1], "patch_truncated": True}
+    elif len(kept) == len(entries):
+        return reply
+    more = reply["next"] if len(kept) == len(entries) else str(reply["start"] + len(kept))
+    return {**reply, "entries": kept, "truncated": True, "next": more}
+
+
 def _first(entries: Sequence[Object]) -> list[Object]:
     size = 0
     for count, entry in enumerate(entries):
@@ -209,6 +226,7 @@ _FORMS: dict[str, Callable[..., Reply]] = {
     "close_stdin": _command,
     "read_command_lines": _command_lines,
     "file_read": _file_read,
+    "diff_session": _diff,
     "file_list": _file_list,
     "file_blame": _file_blame,
 }

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from eos_mcp.mcp import truncate
+
 from .agent_process import Agent, refused
 
 pytestmark = pytest.mark.needs("overlay")
@@ -80,3 +82,23 @@ def test_the_patches_of_a_session_applied_to_its_base_give_its_files(agent: Agen
         assert agent.call("file_read", workspace_session_id=session, **wanted)["content"] == mine
     assert agent.call("file_stat", path="src/app.py")["mode"] == "0755"
     assert agent.call("diff_session", workspace_session_id=session, against="head")["entries"] == []
+
+
+def test_a_page_that_is_cut_for_a_model_says_where_it_continues(agent: Agent) -> None:
+    session = agent.session()
+    agent.run("for i in 0 1 2 3 4; do seq 1 2000 > f$i; done", session)
+    seen: list[str] = []
+    cursor: str | None = None
+    for _ in range(9):
+        args = {} if cursor is None else {"cursor": cursor}
+        page = truncate.fit("diff_session", agent.call("diff_session", workspace_session_id=session, **args))
+        seen += [row["path"] for row in page["entries"]]
+        if (cursor := page["next"]) is None:
+            break
+    assert seen == [f"f{i}" for i in range(5)]
+    agent.run("seq 1 9000 > large", session)
+    page = truncate.fit(
+        "diff_session", agent.call("diff_session", workspace_session_id=session, path="large")
+    )
+    (row,) = page["entries"]
+    assert row["patch_truncated"] and len(row["patch"]) <= truncate.BUDGET and page["next"] is None

@@ -122,6 +122,7 @@ def test_a_projection_is_exactly_the_one_of_the_contract() -> None:
             "path": {"type": "string"},
             "offset": {"type": "integer", "minimum": 1, "default": 1},
             "limit": {"type": "integer", "minimum": 1, "maximum": 262144, "default": 2000},
+            "paths": {"type": "array", "items": {"type": "string"}},
             "workspace_session_id": {"type": "string"},
             "encoding": {"type": "string"},
         },

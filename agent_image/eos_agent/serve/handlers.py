@@ -22,6 +22,7 @@ from eos_agent.observe.sampler import Sampler
 from eos_agent.observe.snapshot import snapshot
 from eos_agent.observe.topology import topology
 from eos_agent.observe.trace import trace
+from eos_agent.serve.read_several import read_several
 from eos_agent.sessions import diff_session, file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
 from eos_agent.sessions.commands import Commands
@@ -216,10 +217,13 @@ class Handlers:
         }.get(name, {})
 
         async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
+            if args.get("paths"):
+                return await read_several(args, limits["max_bytes"], lambda one: handler(one, request))
+            args.pop("paths", None)
             session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
             content = args.pop("content", None)
             data = None if content is None else bytes_of(content, encoding_of(args))
-            args.update(limits)
+            args = {**limits, **args}
             if session_id is not None:
                 return await file_calls.file_op(self.sessions, session_id, name, args, data)
             with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):

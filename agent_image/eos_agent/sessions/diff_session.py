@@ -38,7 +38,7 @@ async def diff_session(sessions: Sessions, args: dict[str, Any], request_id: str
             lambda: versions.diff_draft(store, draft_id, against=against, under=under, start=start),
             request_id=request_id,
         )
-        return {"draft_id": draft_id, "against": against, **_page(page)}
+        return {"draft_id": draft_id, "against": against, **_page(page, start)}
     assert session_id is not None
     async with sessions.use(session_id) as session:
         upper = session.upper
@@ -53,16 +53,17 @@ async def diff_session(sessions: Sessions, args: dict[str, Any], request_id: str
             await session.init.thaw()
         version = upper.snapshot.version
     found = {"workspace_session_id": session_id, "base_version": version, "against": against}
-    return {**found, **_page(page)}
+    return {**found, **_page(page, start)}
 
 
-def _page(page: Page) -> dict[str, Any]:
+def _page(page: Page, start: int) -> dict[str, Any]:
     gone: dict[tuple[str | None, int | None], str] = {}
     for change in page.changes:
         if change.change == "deleted" and change.old.kind == "file" and change.old.size:
             gone.setdefault((change.old.digest, change.old.size), change.path)
     return {
         "entries": [_row(change, gone) for change in page.changes],
+        "start": start,
         "next": None if page.next is None else str(page.next),
     }
 

@@ -59,7 +59,7 @@ def check_arguments(
             argument.required
             and known.get(beside := f"{argument.name}_b64") is not None
             and checked.get(beside)
-        ):
+        ) or (argument.required and argument.beside and checked.get(argument.beside)):
             checked[argument.name] = ""
         elif argument.required:
             message = f"{argument.name} is required for {operation.name}"

@@ -40,6 +40,7 @@ class Argument(NamedTuple):
     file_flag: str = ""  # flag of command lines that reads the value from a file; `-` is standard input
     server_default: Any = None  # value in a raw request that lacks the (required) argument
     ours: bool = False
+    beside: str = ""  # another argument that may be given instead of a required one
     hidden: bool = False  # accepted, but left out of the tool schemas that a model reads
 
     @property

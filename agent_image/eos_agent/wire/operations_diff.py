@@ -36,6 +36,7 @@ DIFF_SESSION = Operation(
             "path, status (A added, D deleted, M modified, T another kind), change, from (of an added file: "
             "a deleted one of the page with the same content), patch or binary, patch_truncated",
         ),
+        ResultField("start", "integer", "number of paths on the pages before"),
         ResultField("next", "string|null"),
         ResultField("against", "string"),
         ResultField("base_version", "integer", "of a session"),

@@ -37,10 +37,17 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         "lines and 256 KiB; continue at next_offset. "
         "With encoding base64 offset and limit count bytes of any file. Symlinks are refused.",
         (
-            PATH,
+            PATH._replace(beside="paths"),
             Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
             Argument(
                 "limit", "integer", help="Most lines, or bytes.", default=2000, minimum=1, maximum=262144
+            ),
+            Argument(
+                "paths",
+                "json_array",
+                help="More files to read in this call.",
+                items={"type": "string"},
+                ours=True,
             ),
             SESSION,
             _ENCODING,
@@ -63,6 +70,12 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ResultField("total_bytes", "integer"),
             ResultField("next_offset", "integer|null"),
             ResultField("truncated", "boolean"),
+            ResultField(
+                "files",
+                "array",
+                "with paths: the result of each file, in order, or path and error; other fields are absent",
+                ours=True,
+            ),
             _BEYOND,
             ResultField(
                 "line_cut_characters",
