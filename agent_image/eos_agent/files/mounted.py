@@ -58,7 +58,7 @@ def perform_in_mount(
         data: the content to write.
         tell: for a search, see `search.search`.
     Returns:
-        The result object, and bytes sent beside it (no operation has any at present).
+        The result object, and bytes sent after it (at present every operation returns None for them).
     Raises:
         OperationError: as contract 1.2.5 to 1.2.7; any other refusal of the kernel is an OSError.
     """

@@ -130,7 +130,7 @@ def remove_tree(name: str, dir_fd: int) -> None:
 @contextlib.contextmanager
 def passing_place(dir_fd: int, name: str = "") -> Generator[int]:
     """Make and open a temporary directory in which an entry is completed before its rename; at the end remove
-    it with what is left in it."""
+    the directory with its remaining content."""
     name = name or tempnames.place_name()
     os.mkdir(name, tempnames.PLACE_MODE, dir_fd=dir_fd)
     try:

@@ -55,7 +55,8 @@ class _Place(NamedTuple):
     texts: list[bytes]
     ends: list[bytes]
     ends_open: bool | None
-    """Set by the last hunk if it reaches the end of the file and says if the new last line has a line end."""
+    """True if the last new line has no line end, None if the hunk does not define it; used at the end of the
+    file."""
 
 
 def apply_hunks(raw: bytes, hunks: Sequence[PatchHunk], path: str) -> Applied:

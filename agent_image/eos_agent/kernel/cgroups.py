@@ -1,5 +1,5 @@
-"""Control groups of one agent: one below the cgroup that it was started in, and below that one for each
-session.
+"""Control groups of one agent: a cgroup below the one in which the agent was started, and in it a cgroup for
+each session.
 
     <cgroup of the agent>/<sandbox>-<hash>.<start>/    limits for all sessions together ("workload")
                                                s7/     one session: its init and all its descendants
@@ -96,7 +96,7 @@ class Groups:
     # Cgroups of sessions: made and removed by the zygote
 
     def inherit(self, fds: list[int]) -> None:
-        """Replace the descriptors in a child that kept only those of `fds()`."""
+        """Set new numbers for the descriptors, in a child that has closed all but `fds()`."""
         self.parts = [part._replace(fd=fd, parent_fd=-1) for part, fd in zip(self.parts, fds, strict=True)]
 
     def fds(self) -> list[int]:
@@ -106,7 +106,7 @@ class Groups:
         """Make the cgroup of a session, with its limits; return its name, "" without cgroups.
 
         Raises:
-            OSError: the kernel refused; what was made of the cgroup has been removed.
+            OSError: the kernel refused; the cgroup was removed again.
         """
         if not self.parts:
             return ""

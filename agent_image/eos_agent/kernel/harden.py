@@ -137,7 +137,7 @@ def _op(code: int, jump_true: int, jump_false: int, k: int) -> bytes:
 
 
 def denied_calls(machine: str = syscalls.MACHINE) -> dict[str, int]:
-    """Map name to number of each system call that fails with EPERM whatever its arguments are."""
+    """Map name to number of each system call that fails with EPERM for any arguments."""
     return {**_DENIED_EVERYWHERE, **_DENIED_BY_MACHINE[machine]}
 
 

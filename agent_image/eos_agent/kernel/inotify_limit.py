@@ -129,7 +129,7 @@ class InotifyLimit:
 
 def count(pids: list[int], granted_to: dict[int, int]) -> int:
     """Count the instances of these processes. A descriptor shared with a child counts once; a process that
-    cannot be read counts with what it was granted. Ended processes are removed from `granted_to`."""
+    cannot be read counts with the number granted to it. Ended processes are removed from `granted_to`."""
     living = set(pids)
     for gone in [pid for pid in granted_to if pid not in living]:
         del granted_to[gone]

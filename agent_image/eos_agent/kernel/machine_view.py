@@ -1,4 +1,4 @@
-"""The root of a local session: this machine's file systems (or a rootfs), each behind a read-only overlay.
+"""The root of a local session: read-only overlays of this machine's file systems (or of those of a rootfs).
 
 An overlay has its own inodes, so that no name in it leads to the inode of a unix socket or FIFO of the
 machine; a read-only mount alone does not prevent connect(2). A hidden path is a whiteout in an upper layer,

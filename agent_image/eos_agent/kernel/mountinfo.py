@@ -99,8 +99,8 @@ class Looking:
         return known
 
     def spot(self, path: str) -> Spot | None:
-        """Find the spot of `path`, or of its target if it is a symlink; None if it is on none of the
-        mounts."""
+        """Find the spot of `path`, or of its target if it is a symlink; None if no mount in `mounts` shows
+        it."""
         return self._folder(os.path.normpath(path))[1]
 
     def _folder(self, path: str) -> tuple[str, Spot | None]:

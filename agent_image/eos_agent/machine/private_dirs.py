@@ -1,4 +1,4 @@
-"""Directories that one user alone may enter: cache, state, runtimes. Standard library only.
+"""Directories that only one user may enter: cache, state, runtimes. Standard library only.
 
 The agent's code and the content of its sessions must be private under any umask, also in a directory that an
 older version left open. A directory of ours is made with mode 0700, tightened if other users may enter it,
@@ -24,7 +24,8 @@ OWN_NAMES = frozenset(
 )
 _OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-", "eos-rt-", "eos-shared-base-")
 _LENGTH_OF_A_HASH = 64
-"""Names that show that a directory is ours, whatever else is in it."""
+"""Names, prefixes, and the length of hashes that identify a directory as ours; it may have other entries
+too."""
 COMMON_NAMES = frozenset({"exports", "instance_id", "sandboxes", "bundles", "bases", "index"})
 """Names that we and other programs may use. The mode of a directory open to other users is not changed if the
 directory also has names that are not listed here."""

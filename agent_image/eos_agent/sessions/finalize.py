@@ -148,7 +148,8 @@ def _kept(session: Session, reason: str, hint: str | Callable[[str], str]) -> di
 
 
 def finalization_failed(error: Exception, hint: str) -> dict[str, Any]:
-    """Result fields of a session that could be neither published nor kept; `hint` says where its work is."""
+    """Result fields of a session that could be neither published nor kept; `hint` names the place of its
+    work."""
     shown = operation_error(error)
     return {
         "finalization_failed": True,

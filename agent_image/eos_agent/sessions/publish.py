@@ -100,8 +100,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 
 
 async def check_idle(session: Session, doing: str, *, hint: str) -> None:
-    """Refuse a session with processes that its commands left behind, since they would end with its init,
-    which is to be replaced."""
+    """Refuse a session in which processes of ended commands still run: they would end with its init, which is
+    to be replaced."""
     left = await session.init.processes()
     if left or session.readers:
         names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"

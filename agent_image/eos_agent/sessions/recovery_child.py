@@ -217,7 +217,7 @@ class RecoveryProcess:
                 process.kill()
 
     def end(self) -> None:
-        """End the process, and delete what it left in staging."""
+        """End the process, and delete its entry in staging."""
         process, staging = self._process, self._staging
         self._process = self._staging = None
         if process is not None:

@@ -33,7 +33,7 @@ def check_arguments(
         bounds: False skips bounds and choices: the command lines leave these checks to the server, so that
             their exit code is that of the server's error.
     Raises:
-        OperationError: invalid_request; details name `argument` and, where there is one, `value`.
+        OperationError: invalid_request; details name `argument` and, if it was given, `value`.
     """
     known = {a.name: a for a in operation.arguments if a.name != "sandbox_id" or operation.scope == "system"}
     unknown = sorted(name for name in args if name not in known)

@@ -18,7 +18,7 @@ def encoding_of(args: Mapping[str, Any], *, text_only: bool = False) -> str:
     """Read the `encoding` of a request; UTF8 when absent.
 
     Raises:
-        OperationError: invalid_request; an unknown encoding, or base64 where `text_only`.
+        OperationError: invalid_request; the encoding is unknown, or is base64 with `text_only`.
     """
     given = args.get("encoding", UTF8)
     found = _SPELLINGS.get(str(given).lower())
