@@ -14,18 +14,29 @@ from layerstack.tree.state import FILE
 
 KEPT = 16
 """Versions whose parsed rules are remembered, as long as they fit into KEPT_BYTES together."""
+READ_KEPT, READ_BYTES = 2_000, 2_048
+"""Most `.gitignore` paths whose last content is remembered, and the most bytes of such a content."""
 
 
 class IgnoreCache:
     """The rules of one stack's versions; its methods may be called from any thread."""
 
-    def __init__(self, reading: Callable[[], AbstractContextManager[Snapshot]]) -> None:
+    def __init__(
+        self,
+        reading: Callable[[], AbstractContextManager[Snapshot]],
+        untouched: Callable[[str, int], bool],
+    ) -> None:
         """
         Args:
             reading: `Stack.reading`.
+            untouched: `PathIndex.untouched` of the stack's layers.
         """
-        self._reading = reading
+        self._reading, self._untouched = reading, untouched
         self._rules: dict[int, IgnoreRules] = {}
+        self.contents: dict[str, tuple[int, bytes | None]] = {}
+        """Path of a `.gitignore` -> a version and the content in it, None for an absent file. Another version
+        has the same content if no layer newer than the older of the two versions touches the path.
+        """
 
     def ignored(self, version: int) -> Ignored:
         """Give the predicate (path, whether it is a directory): True when that version ignores the path.
@@ -60,6 +71,17 @@ class IgnoreCache:
         then: dict[Chain, Chain] = {}  # chain of the head -> chain of the version; has one entry
 
         def read(path: str) -> bytes | None:
+            known = self.contents.get(path)
+            if known is not None and self._untouched(path, min(version, known[0])):
+                return known[1]
+            data = read_file(path)
+            if len(self.contents) >= READ_KEPT:
+                self.contents = {}
+            if data is None or len(data) <= READ_BYTES:
+                self.contents[path] = version, data
+            return data
+
+        def read_file(path: str) -> bytes | None:
             with (
                 self._reading() as snapshot
             ):  # through the current head: the version's own layers may be squashed

@@ -44,7 +44,8 @@ class Stack:
         self.layers, self.leases = Layers(root, form, self.lock), Leases()
         self.squash_lock = threading.Lock()
         """Held by the one squash that runs."""
-        self.routes, self.staging = IgnoreCache(self.reading), Staging(f"{root}/staging")
+        self.routes = IgnoreCache(self.reading, self.layers.path_index.untouched)
+        self.staging = Staging(f"{root}/staging")
         self.pins, self.draft_table, self.deltas = PinTable(), DraftTable(), Deltas()
         self.rules: PublishRules = DEFAULT
         self.quota = Quota(root, self.layers, self.leases, lambda: self._head)

@@ -309,7 +309,7 @@ class _Ignoring:
 
     __slots__ = ("_codes",)
 
-    def __init__(self, codes: Container[int]) -> None:
+    def __init__(self, codes: Container[object]) -> None:
         self._codes = codes
 
     def __enter__(self) -> None:

@@ -92,6 +92,5 @@ class Leases:
 
 def lease_names(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
     """The leases that end with the publish of a session, or of a draft."""
-    return tuple(
-        f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None
-    )
+    session = () if session_id is None else (f"session {session_id}",)
+    return session if draft_id is None else (*session, f"draft {draft_id}")

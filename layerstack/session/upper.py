@@ -170,7 +170,8 @@ class Upper:
 
     def _roles(self) -> Roles:
         """Roles of the files that are in the upperdir now."""
-        stack, written = self._stack, set[str]()
+        stack = self._stack
+        written: set[str] = set()
         for path, mtime in self._written.items():
             with fsync.best_effort():
                 if os.lstat(f"{self.upperdir}/{path}").st_mtime_ns == mtime:

@@ -42,3 +42,14 @@ def test_settle_has_nothing_to_wait_for_when_removal_is_at_once(tmp_path: Path) 
     staging.discard_directory(str(tmp_path / "gone"))
     assert staging.wait_removed() is True
     assert os.listdir(staging.path) == []
+
+
+def test_the_end_of_a_block_removes_the_names_that_it_still_holds_and_no_others(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path))
+    with staging.temporary_names() as new_name:
+        kept, removed, stem = new_name("kept"), new_name("removed"), new_name("stem", ".a", ".b")
+        for path in (kept, removed, f"{stem}.a", f"{stem}.b"):
+            Path(path).write_bytes(b"x")
+        staging.forget(kept, f"{stem}.b")
+    assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, (kept, f"{stem}.b")))
+    assert not any(map(staging.holds, (kept, removed, f"{stem}.a", f"{stem}.b")))
