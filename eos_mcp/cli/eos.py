@@ -16,7 +16,7 @@ USAGE = """eos: layer-stacked sandboxes for parallel coding agents
   eos observability OPERATION …   what a sandbox does and holds             (sandbox-observability-cli)
   eos gateway start|stop|status   the process that holds them; it also starts on demand
   eos demo [options]              three agents work on one project, step by step
-  eos fsck SANDBOX|DIR            is everything in a store what was written there
+  eos fsck SANDBOX|DIR            compare a store with its checksums
   eos doctor                      what works on this machine, and the next step for what does not
   eos mcp-config CLIENT           the snippet for claude-code, cursor, vscode, codex, gemini or zed
   eos --version

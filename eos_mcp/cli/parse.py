@@ -200,7 +200,7 @@ class _Parser:
         )
         if named is not None:
             file = f", or comes from {named.file_flag} PATH" if named.file_flag else ""
-            return f"; {named.positional} stands by itself{file}: {operation.name} … {named.positional}"
+            return f"; {named.positional} takes no flag{file}: {operation.name} … {named.positional}"
         import difflib  # in an error only
 
         near = difflib.get_close_matches(flag, [*self.flags, *self.globals], 1, 0.75)

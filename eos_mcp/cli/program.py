@@ -75,7 +75,7 @@ def interrupted(operation: Operation) -> OperationError:
     on = (
         ""
         if operation.read_only
-        else f", but {operation.name} may go on in the gateway{where.get(operation.name, '')}"
+        else f", but {operation.name} may continue in the gateway{where.get(operation.name, '')}"
     )
     return OperationError(OPERATION_FAILED, f"interrupted{on}", reason="interrupted")
 

@@ -116,7 +116,7 @@ async def perform(
                 if options.keep and finished:
                     story.say(
                         "sandbox",
-                        f"{sandbox} goes on; EOS_STATE_DIR={home / 'state'} eos runtime --sandbox-id "
+                        f"{sandbox} keeps running; EOS_STATE_DIR={home / 'state'} eos runtime --sandbox-id "
                         f"{sandbox} exec_command 'ls'",
                     )
                 else:

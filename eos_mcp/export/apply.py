@@ -118,7 +118,7 @@ def _check_place(dest: str, place: str, guards: Guards) -> None:
     for own in guards.own:
         for root in {_normalise(own), os.path.realpath(own)}:
             if place == root or place.startswith(root + os.sep):
-                raise _refused(dest, f"lies in a directory of this program, {own}")
+                raise _refused(dest, f"is in a directory of this program, {own}")
 
 
 def _check_kind(dest: str, place: str, fmt: str) -> None:
@@ -208,8 +208,8 @@ def _parents_of(place: str, dry_run: bool) -> Generator[None]:
 
 
 def _made_in(folder: DirTree, name: bytes) -> DirTree:
-    """Make a directory, or accept one that another process made in the meantime, but not a symlink. As root,
-    give it the owner of its parent.
+    """Make a directory, or accept one that another process has just made, but not a symlink. As root, give it
+    the owner of its parent.
     """
     made = False
     with contextlib.suppress(FileExistsError):

@@ -40,7 +40,7 @@ _HINTS = {
         "free space on the file systems of the destination and of the state directory, where exports "
         "are recorded; then repeat the export"
     ),
-    "EPERM": "lsattr -d shows whether the path, or the directory that it lies in, is immutable or "
+    "EPERM": "lsattr -d shows whether the path, or the directory that contains it, is immutable or "
     "append-only (chattr -i, chattr -a); a directory "
     "with a sticky bit lets only owners replace files. Or export to another directory, or in format tar",
     "EXDEV": "something else is mounted there, or the file system cannot move directories, as an overlay "
@@ -171,7 +171,7 @@ def _commit(stage: ExportStage, dest: str, target: DirTree | None, guard: Export
                 os.mkdir(name, dir_fd=stage.home.fd)
             except FileExistsError:
                 stage.created = False
-                message = f"{dest} was made by another program, or another export, in the meantime"
+                message = f"{dest} was made by another program or another export during this export"
                 raise refused(message, "destination_changed", path=dest, retryable=True) from None
             target = opened = stage.home.below(name)
             owned_by_folder(target.fd, stage.home.fd)

@@ -204,7 +204,7 @@ RULES: tuple[HygieneRule, ...] = (
         "*.pyc, *.pyo",
         rb"[^/]*\.py[co]",
         REFUSED,
-        unless="it lies in a __pycache__, or its source is beside it",
+        unless="it is in a __pycache__, or its source is beside it",
     ),
     _rule("byte_code", "*.elc, *.zwc, *.luac", rb"[^/]*\.(?:elc|zwc|luac)"),
     _rule(

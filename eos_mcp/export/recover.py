@@ -18,9 +18,8 @@ from eos_mcp.export.voucher import Said, Voucher, find_records
 from eos_mcp.workspace.staging_prefix import PREFIX
 
 TRY_AGAIN = (
-    "see to it that the destination can be written and has space, then repeat the call: it takes that "
-    "export back first. What it moved out of "
-    "the way lies in the directory that staging names, which is kept until then"
+    "make the destination writable and free space there, then repeat the call: it first rolls that export "
+    "back. The files that it replaced are in the directory that staging names, which is kept until then"
 )
 
 

@@ -49,7 +49,7 @@ def check(dest: str, *, overwrite: bool) -> None:
     hint = "name another file as dest, or move that one away first"
     if what.startswith("an archive"):
         hint += "; on_conflict overwrite loses it"
-    message = f"export to {dest}: {what} lies there and would be replaced; nothing was written"
+    message = f"export to {dest}: {what} is there and would be replaced; nothing was written"
     raise OperationError(
         OPERATION_FAILED, message, {"path": dest, "dest": dest, "hint": hint}, reason="export_conflict"
     )

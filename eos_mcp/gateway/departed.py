@@ -84,7 +84,7 @@ class DepartedClients:
         return sum(self._held.values())
 
     def stop(self) -> None:
-        """Let the held connections go, and cancel nothing any more."""
+        """Release the held connections and cancel nothing further."""
         self._stopped.set()
         for task in self._tasks:
             task.cancel()

@@ -58,7 +58,7 @@ class GatewayServer:
             asyncio.get_running_loop().remove_reader(listener.socket)
 
     def take_pending(self) -> None:
-        """Serve the connections in the backlogs; called when no client can connect any more."""
+        """Serve the connections in the backlogs; called when no further client can connect."""
         for listener in self.listeners:
             with contextlib.suppress(OSError):
                 while True:

@@ -224,7 +224,7 @@ class Creation:
                 "file": file,
                 "field": error.field,
                 "line": error.line,
-                "hint": "mend the file and repeat the call; the gateway stays",
+                "hint": "correct the file and repeat the call; the gateway keeps running",
             }
             where = "" if file in error.message else f"{file}: "
             raise OperationError(

@@ -25,8 +25,7 @@ def destroyed(sandbox_id: str, op: str) -> OperationError:
         "hint": "the answer of destroy_sandbox lists what was unpublished; what was exported is on the host",
     }
     message = (
-        f"sandbox {sandbox_id} was destroyed during {op}: what that did is not published and is gone "
-        f"with the sandbox"
+        f"sandbox {sandbox_id} was destroyed during {op}: its unpublished effects are gone with the sandbox"
     )
     return OperationError(OPERATION_FAILED, message, details, reason="sandbox_destroyed")
 

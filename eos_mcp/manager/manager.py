@@ -655,8 +655,7 @@ def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> 
             "sandbox_id": record.id,
             "state": record.state,
             "hint": (
-                "start_sandbox first, then ask again; without if_clean whatever it holds unpublished is "
-                "thrown away"
+                "start_sandbox first, then ask again; without if_clean its unpublished work is discarded"
             ),
         }
         message = f"the agent of sandbox {record.id} does not say whether anything is unpublished"
@@ -670,7 +669,7 @@ def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> 
         details = {
             "sandbox_id": record.id,
             "unpublished": work,
-            "hint": f"{hint}; without if_clean all of it is thrown away",
+            "hint": f"{hint}; without if_clean all of it is discarded",
         }
         message = (
             f"sandbox {record.id} has unpublished work or running commands: {len(work['sessions'])} "

@@ -187,8 +187,8 @@ class LocalProvider:
             )
             raise OperationError(
                 INTERNAL_ERROR,
-                f"sandbox {sandbox_id} was made in {made_at} and lies in {folder} now: it works at its own "
-                f"place alone",
+                f"sandbox {sandbox_id} was made in {made_at} and is now in {folder}: it works only in the "
+                f"directory in which it was made",
                 {"sandbox_id": sandbox_id, "state_dir": here, "made_in": there, "hint": hint},
                 reason="state_dir_moved",
             )
@@ -563,7 +563,7 @@ class LocalProvider:
                     f"then repeat the call"
                 )
                 details |= {"frozen_by": sorted(set(held)), "hint": hint, "retryable": True}
-                message += f": they are in a frozen cgroup, {held[0]}, with others or not ours to thaw"
+                message += f": they are in a frozen cgroup that cannot be thawed from here, {held[0]}"
             raise OperationError(INTERNAL_ERROR, message, details, reason="processes_left")
         return warnings
 

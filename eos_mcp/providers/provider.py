@@ -232,7 +232,7 @@ def wait_ready(
     second.
 
     Args:
-        given_up: true once no caller waits for the result any more.
+        given_up: true once no caller waits for the result.
     Raises:
         OperationError: internal_error with the stage, the agent's last answer or log message, and the end of
             its log in details.daemon_log.

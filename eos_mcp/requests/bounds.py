@@ -140,12 +140,12 @@ def sensitive(real: str) -> str | None:
             if (below and roots.inside(real, [f"{home}/{name}"])) or (
                 _may(first, names) and _met(real, f"{home}/{name}")
             ):
-                return f"{home}/{name} holds secrets or what runs by itself"
+                return f"{home}/{name} holds secrets or files that run by themselves"
     if (why := _another_name(real, there)) is not None:
         return why
     for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
         if _met(real, place) or roots.inside(place, [real]):
-            return f"{place} belongs to the machine"
+            return f"{place} is a directory of the machine"
     return None
 
 
@@ -178,12 +178,12 @@ def _another_name(real: str, there: Sequence[tuple[str, frozenset[str] | None]])
         for name, first in _OF_HOME:
             if _may(first, names) and _identity(f"{home}/{name}") in around:
                 return (
-                    f"it is {home}/{name} under another name, or lies in it, which holds secrets or what "
-                    f"runs by itself"
+                    f"under another name it is, or is inside, {home}/{name}, which holds secrets or files "
+                    f"that run by themselves"
                 )
     for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
         if _identity(place) in around:
-            return f"it is {place} under another name, or lies in it, which belongs to the machine"
+            return f"under another name it is, or is inside, {place}, a directory of the machine"
     return None
 
 
