@@ -33,6 +33,7 @@ from eos_mcp.mcp import (
     default_sandbox,
     example_calls,
     known_clients,
+    media,
     model_arguments,
     render,
     schema,
@@ -133,6 +134,7 @@ class Tools:
             Client(info.client_info.name if info is not None else None, asked),
         )
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
+        content += media.taken_out(found.reply)
         return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
 
     def wants_client(self, name: str) -> bool:
@@ -227,6 +229,10 @@ class Tools:
     ) -> tuple[dict[str, Any], str]:
         """The result as the client gets it, and its text."""
         operation = call.operation
+        if self._for_models and operation.name == "file_read" and media.may_be_media(checked, reply):
+            reply = await self._media(call, checked, reply)
+            if "media_type" in reply:
+                return reply, media.text(reply)
         if self._for_models and terminal_output.wanted(operation.name, checked, reply):
             reply = await self._readable(call, reply)
         if self._for_models:
@@ -258,6 +264,18 @@ class Tools:
             )
 
         return await terminal_output.readable(reply, read)
+
+    async def _media(self, call: _Call, checked: dict[str, Any], reply: dict[str, Any]) -> dict[str, Any]:
+        async def read(args: dict[str, Any]) -> dict[str, Any]:
+            return await self._gateway.request(
+                "file_read",
+                args,
+                sandbox_id=call.sandbox_id,
+                request_id=new_request_id(),
+                timeout_s=call.timeout_s,
+            )
+
+        return await media.fetched(checked, reply, read)
 
     async def _chosen_sandbox(self, operation: Operation, client: Client) -> str:
         """The sandbox of a call that names none. The client's roots are asked for where that decides."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_the_patches_of_a_session_applied_to_its_base_give_its_files(agent: Agen
     assert [row["path"] for row in done["files"]] == ["a", "src/app.py"]
     for path in ("a", "src/app.py"):
         mine = agent.call("file_read", path=path, encoding="base64", limit=262144, offset=1)["content"]
-        wanted = {"path": path, "encoding": "base64", "limit": 262144, "offset": 1}
+        wanted: dict[str, Any] = {"path": path, "encoding": "base64", "limit": 262144, "offset": 1}
         assert agent.call("file_read", workspace_session_id=session, **wanted)["content"] == mine
     assert agent.call("file_stat", path="src/app.py")["mode"] == "0755"
     assert agent.call("diff_session", workspace_session_id=session, against="head")["entries"] == []

@@ -121,7 +121,8 @@ def _find(
         if hunk.at_end:
             found = [at for at in found if at + len(wanted) == len(texts)]
         if anchored is not None:
-            found = list(dict.fromkeys(near for top in anchored if (near := _after(found, top)) is not None))
+            nearest = [_after(found, top) for top in anchored]
+            found = list(dict.fromkeys(at for at in nearest if at is not None))
         elif hunk.start is None and len(found) > 1:
             found = [at for at in found if at >= cursor] or found
         if len(found) > 1:

@@ -13,7 +13,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from eos_agent.files.dirfd import (
@@ -134,7 +134,7 @@ def _stage(
 
 
 @contextlib.contextmanager
-def _created(name: str, flags: int, dir_fd: int) -> Iterator[int]:
+def _created(name: str, flags: int, dir_fd: int) -> Generator[int]:
     fd = os.open(name, flags, 0o600, dir_fd=dir_fd)
     try:
         yield fd
@@ -143,7 +143,7 @@ def _created(name: str, flags: int, dir_fd: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _nearest_folder(root_fd: int, path: str) -> Iterator[int]:
+def _nearest_folder(root_fd: int, path: str) -> Generator[int]:
     """Open the nearest existing directory above `path`; a new file gets its owner."""
     for above in reversed(list(ancestors(path))):
         if not above:

@@ -61,11 +61,12 @@ class _Planner:
 
     def plan(self, patches: list[FilePatch]) -> Plan:
         files = [self._one(patch) for patch in patches]
-        changes = [
-            FileChange(path, None if now is None else now.data, *(now[1:] if now is not None else (None,)))
-            for path, now in self._now.items()
-            if now != self._before[path]
-        ]
+        changes: list[FileChange] = []
+        for path, now in self._now.items():
+            if now is None and self._before[path] is not None:
+                changes.append(FileChange(path, None, None))
+            elif now is not None and now != self._before[path]:
+                changes.append(FileChange(path, *now))
         if not changes:
             raise OperationError(
                 INVALID_REQUEST,

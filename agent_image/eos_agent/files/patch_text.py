@@ -61,7 +61,9 @@ class FilePatch(NamedTuple):
 
 
 def bad(why: str, line: int | None = None) -> OperationError:
-    details: dict[str, object] = {"argument": "patch"} | ({} if line is None else {"line": line})
+    details: dict[str, object] = {"argument": "patch"}
+    if line is not None:
+        details["line"] = line
     details["hint"] = (
         "example: *** Begin Patch\n*** Update File: a.py\n@@\n unchanged line\n-old line\n+new line\n"
         "*** End Patch"

@@ -71,6 +71,12 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ResultField("next_offset", "integer|null"),
             ResultField("truncated", "boolean"),
             ResultField(
+                "media_type",
+                "string",
+                "over MCP: the file is an image or PDF, which follows as content; width, height where known",
+                ours=True,
+            ),
+            ResultField(
                 "files",
                 "array",
                 "with paths: the result of each file, in order, or path and error; other fields are absent",
