@@ -54,6 +54,14 @@ PHRASES = {
     "on its way": r"on its way\b",
     "bears": r"bears?\b",
     "lies below": r"lies? below\b",
+    "lies in": r"l(ies|ie|ay) (in|beside|around|there)\b",
+    "in the meantime": r"in the meantime\b",
+    "thrown away": r"thr[eo]wn? away\b",
+    "came out": r"c[oa]mes? out\b",
+    "what came of": r"what (came|comes|became) of\b",
+    "hung up": r"hung up\b",
+    "stands by": r"stands by\b",
+    "are no": r"(?<!there )are no (?!longer\b|more\b|less\b)",
 }
 """Name of each phrase and its expression. `there is no` and `is no longer` are ordinary English; the glossary
 quotes words that it replaces.
