@@ -9,6 +9,7 @@ import os
 import random
 import stat
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from eos_agent.files.mounted import perform_in_mount
 from eos_agent.files.patch_mount import clear_after_patch
 from eos_agent.wire.protocol import OperationError
 
+from ..in_namespace import ORDINARY_UID
 from .agent_process import Agent, refused
 from .plain_directory import Folder
 
@@ -303,3 +305,18 @@ def test_a_patch_of_the_head_is_one_layer_and_one_of_a_session_is_private(
     wrong = patch.replace("-two", "-nothing like it")
     error = refused(lambda: agent.call("apply_patch", patch=wrong))
     assert error.reason in ("hunk_not_found", "file_not_found")
+
+
+@pytest.mark.needs("overlay", "userns")
+def test_a_patch_and_a_diff_in_the_overlay_of_an_ordinary_user(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(uid=ORDINARY_UID)
+    args = {"workspace_session_id": agent.session()}
+    patch = "--- a/src/app.py\n+++ b/src/app.py\n@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three\n"
+    patch += "diff --git a/run.sh b/bin/run\nrename from run.sh\nrename to bin/run\n"
+    agent.call("apply_patch", patch=patch, **args)
+    rows = agent.call("diff_session", **args)["entries"]
+    assert [(row["status"], row["path"]) for row in rows if row["path"] != "bin"] == [
+        ("A", "bin/run"),
+        ("D", "run.sh"),
+        ("M", "src/app.py"),
+    ]
