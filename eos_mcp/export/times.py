@@ -64,7 +64,7 @@ class Times:
         self._bound = mtime if self._bound is None else min(self._bound, mtime)
 
     def decide(self, index: SortedPaths, base: DirTree | None) -> dict[int, int]:
-        """Return other times for written entries, by their number.
+        """Return other times for written entries, by their number: outputs first, then inputs.
 
         Args:
             index: the paths of the stream.
@@ -86,18 +86,19 @@ class Times:
         lowered = array("q", sorted(at for at in outputs if self._bound is not None and at >= limit))
         under = spread(lowered, 1 + max((at for at in outputs if at < limit), default=0), limit)
         for k, n in enumerate(self._at):
+            if self._kind[k] == _OUTPUT[0] and self._bound is not None and self._time[k] >= limit:
+                found[n] = under(self._time[k])
+        for k, n in enumerate(self._at):
             if self._kind[k] == _INPUT[0]:
                 found[n] = first(self._time[k])
-            elif self._bound is not None and self._time[k] >= limit:
-                found[n] = under(self._time[k])
         return found
 
 
 def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, int]]:
-    """Set the times of staged files; yield each path with its resulting time: all names of one file share one
-    time.
+    """Set the times of staged files, in this order; yield each path with its resulting time. All names of one
+    file share one time, the last one: that of an input if one of the names is an input.
     """
-    files = [(n, what) for n in sorted(times) if (what := stage[n]).staged and what.letter in (b"f", b"h")]
+    files = [(n, what) for n in times if (what := stage[n]).staged and what.letter in (b"f", b"h")]
     for n, what in files:
         os.utime(
             b"new/%d" % n, ns=(times[n], times[n]), dir_fd=stage.place(what.path).fd, follow_symlinks=False

@@ -14,7 +14,6 @@ import errno
 import os
 import time
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -176,8 +175,8 @@ class HeadTimes:
     def __init__(self, stack: Stack, tree: DiskTree, indexed: Indexed, seen: Survey, work: Standing) -> None:
         self._stack, self._tree, self._indexed, self._seen, self._work = stack, tree, indexed, seen, work
         self._changed = bytearray(len(seen.roles))
-        self._names: Counter[tuple[int, int]] | None = None
-        self._copies: dict[tuple[int, int], str] = {}
+        self._names: dict[tuple[int, int], list[tuple[int, str]]] | None = None
+        """Names of each file with several names, by inode: number of the row, path."""
         self.notices: tuple[Notice, ...] = ()
         self.own = seen.own
         self._first: int | None = None
@@ -246,11 +245,13 @@ class HeadTimes:
         raised, lowered = array("q", sorted(inputs)), array("q", sorted(outputs))
         first = spread(raised, later_than + 1, time.time_ns())
         under = spread(lowered, kept_below + 1, limit)
+        # outputs come first: a file that is both, by two names, has one time, which must be an input's
+        for at, row in enumerate(self._indexed.rows):
+            if roles[at] == _OUTPUT:
+                self._set(at, row.path, under(self._seen.times[at]))
         for at, row in enumerate(self._indexed.rows):
             if roles[at] == _INPUT:
                 self._set(at, row.path, first(self._seen.times[at]))
-            elif roles[at] == _OUTPUT:
-                self._set(at, row.path, under(self._seen.times[at]))
         self._first, self._bound = (first(raised[0]) if inputs else None), bound
         if inputs:
             oldest = None if self._seen.own.oldest_input is None else first(raised[0])
@@ -300,16 +301,31 @@ class HeadTimes:
         if state.kind == DIRECTORY or self._is_own(path, state):
             self._tree.set_times(path, (state.times[0], mtime))
             return
+        inode, state.linkable, state.times = state.inode, False, (state.times[0], mtime)
+        self._replace(path, state)
+        if state.links > 1:
+            names, copy = self._names_of(inode), self._tree.state(path)
+            for other, name in names:
+                if other != at:
+                    self._changed[other] = 1
+                    self._replace(name, copy)
+            self._names_of(copy.inode).extend(names)
+
+    def _replace(self, path: str, state: State) -> None:
+        """Replace a file; its directory keeps its time."""
         above = path.rpartition("/")[0]
         times = self._tree.state(above).times
-        copy = self._copies.get(state.inode)
-        if copy is not None:
-            self._tree.replace(path, self._tree.state(copy))
-        else:
-            inode, state.linkable, state.times = state.inode, False, (state.times[0], mtime)
-            self._tree.replace(path, state)
-            self._copies[inode] = path
+        self._tree.replace(path, state)
         self._tree.set_times(above, times)
+
+    def _names_of(self, inode: tuple[int, int]) -> list[tuple[int, str]]:
+        """Return the names in the work of a file that has several names in the store."""
+        if self._names is None:
+            self._names = {}
+            for at, row in enumerate(self._indexed.rows):
+                if row.record.kind == FILE and (found := self._tree.state(row.path)).links > 1:
+                    self._names.setdefault(found.inode, []).append((at, row.path))
+        return self._names.setdefault(inode, [])
 
     def _is_own(self, path: str, state: State) -> bool:
         """Check whether the file belongs to this work alone, or to this work and the work that it is a clone
@@ -318,14 +334,7 @@ class HeadTimes:
         """
         if state.links == 1:
             return True
-        if state.inode in self._copies:
-            return False  # one of its names has a copy by now: the others get this copy too
-        if self._names is None:
-            self._names = Counter()
-            for row in self._indexed.rows:
-                if row.record.kind == FILE and (found := self._tree.state(row.path)).links > 1:
-                    self._names[found.inode] += 1
-        names, other = self._names[state.inode], self._work.origin
+        names, other = len(self._names_of(state.inode)), self._work.origin
         if state.links == names:
             return True
         if other is None or state.links != 2 * names:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.rules import REFERENCE
 from layerstack.export import pax
 from layerstack.kernel import overlay, syscalls
 from tests import in_namespace
@@ -39,6 +40,22 @@ def looks(path: Path) -> tuple[int, ...]:
     """All that a write through another name would change, but for the number of names."""
     found = os.lstat(path)
     return found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns
+
+
+@pytest.mark.parametrize("name", [b"a.o", b"z.o"])
+def test_an_output_that_is_another_name_of_an_input_has_the_inputs_time(tmp_path: Path, name: bytes) -> None:
+    """An input of the destination that the sandbox has not makes outputs older than it."""
+    dest = tmp_path / "d"
+    dest.mkdir()
+    written(dest / "theirs")
+    first, second = sorted((b"m", name))
+    pair = [file(first, b"m", mtime_ns=TIME + SECOND), hard_link(second, first)]
+    entries = [
+        (header._replace(mtime_ns=TIME + SECOND, output=header.path == name), data) for header, data in pair
+    ]
+    run(made(*entries), dest, rules=REFERENCE._replace(times="fresh"))
+    assert os.path.samefile(dest / "m", dest / os.fsdecode(name))
+    assert os.lstat(dest / "m").st_mtime_ns > TIME + SECOND
 
 
 @pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])

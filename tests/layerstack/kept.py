@@ -113,13 +113,14 @@ def times_on_the_base(act: Act, is_output: Callable[[str], bool]) -> str:
 def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
     """On a head that moved: what ours did not change has a time that one of the three had there; our inputs
     are newer than all that the head has, our outputs no newer than they were; and among each of the two the
-    order is kept.
+    order is kept. An output that is another name of an input is that input.
     """
     own = changed(act.base.tree, act.ours.tree)
     newest = max(
         (at for path, (at, *_) in act.head.besides.items() if act.head.tree[path].kind == FILE), default=0
     )
     raised: list[tuple[int, int, str]] = []
+    inputs = input_inodes(act.result, is_output)
     for path, entry in sorted(act.result.tree.items()):
         got = act.result.besides[path].mtime_ns
         mine = act.ours.besides[path].mtime_ns if path in act.ours.besides else None
@@ -144,7 +145,7 @@ def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
             and mine is not None
         ):
             if is_output(path):
-                if got > mine:
+                if got > mine and act.result.besides[path].inode not in inputs:
                     return f"{path!r}, an output, was raised from {mine} to {got}"
             elif content_changed(act.base.tree, act.ours.tree, path):
                 raised.append((mine, got, path))
@@ -158,25 +159,37 @@ def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
 
 def stale(act: Act, is_output: Callable[[str], bool]) -> str:
     """No output is newer than an input that its maker had not seen: ours than what the head has changed, the
-    head's than what ours has.
+    head's than what ours has. An output that is another name of an input was made of nothing else.
     """
+    inputs = input_inodes(act.result, is_output)
     for makers, others in ((act.ours, act.head), (act.head, act.ours)):
         made = [
             p
             for p in act.result.tree
-            if is_output(p) and is_taken(act, makers, p) and not is_as_it_was(act, others, p)
+            if is_output(p)
+            and is_taken(act, makers, p)
+            and not is_as_it_was(act, others, p)
+            and act.result.besides[p].inode not in inputs
         ]
         unseen = [p for p in act.result.tree if not is_output(p) and is_taken(act, others, p)]
-        inodes = {act.result.besides[path].inode for path in unseen}
         for path in made:
             for source in unseen:
                 at, of = act.result.besides[path].mtime_ns, act.result.besides[source].mtime_ns
-                if at >= of and act.result.besides[path].inode not in inodes:
+                if at >= of:
                     return (
                         f"{path!r}, of {at}, is no older than {source!r}, of {of}, that its session had "
                         f"not seen"
                     )
     return ""
+
+
+def input_inodes(side: Side, is_output: Callable[[str], bool]) -> set[tuple[int, int]]:
+    """The files that are inputs by one of their names."""
+    return {
+        side.besides[path].inode
+        for path, entry in side.tree.items()
+        if entry.kind == FILE and not is_output(path)
+    }
 
 
 def is_as_it_was(act: Act, side: Side, path: str) -> bool:

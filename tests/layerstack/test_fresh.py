@@ -138,6 +138,28 @@ def test_order_among_inputs_and_among_outputs_is_kept_and_equal_times_stay_equal
     assert mtime(c, "i1") > bound + 400 * SECOND
 
 
+@on_a_stack({"f": "a\n", ".gitignore": "*.o\n"}, forms=("trusted",))
+def test_names_of_a_published_file_stay_one_file_with_an_inputs_time_in_a_moved_directory(
+    stack: Stack,
+) -> None:
+    """The moved directory links the layer's file, whose time must not change: a copy takes its place."""
+    age(stack)
+    first = stack.session()
+    edit(first, "d/m", "text\n", ago=10)
+    for name in ("d/b.o", "d/z.o"):
+        os.link(first.at("d/m"), first.at(name))
+    first.publish()
+    a, b, before = stack.session(), stack.session(), stack.session()
+    edit(a, "f", "b\n", ago=20)
+    os.rename(b.at("d"), b.at("e"))
+    a.publish()
+    b.publish()
+    c = stack.session()
+    assert os.stat(c.at("e/m")).st_nlink == 3
+    assert len({os.stat(c.at(f"e/{name}")).st_ino for name in ("m", "b.o", "z.o")}) == 1
+    assert mtime(before, "d/m") < mtime(c, "f") < mtime(c, "e/m")
+
+
 @on_a_stack(TEXT)
 def test_an_input_that_was_edited_built_and_restored_is_built_again_by_the_next(stack: Stack) -> None:
     """Pruned to the base's time it would be older than what was made of the edit."""

@@ -159,6 +159,28 @@ def test_an_ignored_database_is_the_last_writers_without_the_members_that_the_he
 
 @pytest.mark.needs("overlay")
 @pytest.mark.parametrize("form", FORM_PARAMS)
+def test_an_output_that_is_another_name_of_an_input_has_the_inputs_time_on_a_moved_head(
+    short_dir: str, form: str
+) -> None:
+    """Found by the state machine. The name that came last in the order of paths decided: where that was the
+    output, the input went below the head's.
+    """
+    os.chmod(short_dir, 0o777)
+
+    def act(machine: StackMatchesModel) -> None:
+        one, two = machine.add_session(), machine.add_session()
+        put(f"{one.mount}/d/f", "changed\n")
+        for source, output in (("m", "z.o"), ("n", "a.o")):
+            put(f"{two.mount}/{source}", f"{source}\n")
+            os.link(f"{two.mount}/{source}", f"{two.mount}/{output}")
+        publish_all(machine, one, two)
+
+    tree = {**small_tree(), ".gitignore": small_tree()["d/f"]._replace(body=b"*.o\n")}
+    assert history(form, short_dir, tree, act)["published on a moved head"] == 1
+
+
+@pytest.mark.needs("overlay")
+@pytest.mark.parametrize("form", FORM_PARAMS)
 def test_of_directories_in_each_other_that_match_a_unit_the_outermost_is_the_unit(
     short_dir: str, form: str
 ) -> None:
