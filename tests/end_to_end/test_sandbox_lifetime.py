@@ -166,7 +166,7 @@ def test_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_othe
     )
     error = call.refused()
     assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "sandbox_destroyed")
-    assert error["details"]["retryable"] is False and "not published" in error["message"]
+    assert error["details"]["retryable"] is False and "unpublished" in error["message"]
     other = at.create(place if place == "host" else image(place))
     busy = ("--workspace-session-id", other.session(), "--yield-time-ms", "0")
     command = other.do("exec_command", *busy, "sleep 60")["command_session_id"]

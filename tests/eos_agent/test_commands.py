@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent.handles.environment import with_git_config
+from eos_agent.handles.environment import EDITORS, with_git_config
 from tests.eos_agent.internal_calls import cancel
 from tests.in_namespace import ORDINARY_UID
 from tests.native import both as both
@@ -80,8 +80,8 @@ def test_the_result_of_a_finished_command_has_the_contracts_fields(here: In) -> 
     [
         ("exit 0", "ok", 0),
         ("exit 3", "error", 3),
-        ("kill -9 $$", "error", -9),
-        ("kill -TERM $$", "error", -15),
+        ("kill -9 $$", "error", 137),
+        ("kill -TERM $$", "error", 143),
         ("no-such-program", "error", 127),
         ("exit 300", "error", 44),
     ],
@@ -307,7 +307,9 @@ def test_the_working_directory_and_the_environment_are_arguments(here: In) -> No
             "PAGER",
             "GIT_PAGER",
             "GIT_OPTIONAL_LOCKS",
+            "GIT_TERMINAL_PROMPT",
             "EOS_WORKSPACE",
+            *EDITORS,
         ),
         "GIT_CONFIG_COUNT",
         *(f"GIT_CONFIG_{part}_{n}" for part in ("KEY", "VALUE") for n in range(4)),
