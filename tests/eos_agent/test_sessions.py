@@ -449,7 +449,7 @@ def test_arguments_that_make_no_sense_are_refused_by_name(shared_agent: Agent) -
     error = refused(lambda: shared_agent.session(network_profile="galactic"))
     assert error.kind == "invalid_request" and "shared" in error.message and "isolated" in error.message
     unknown = refused(lambda: shared_agent.session(draft_id="draft-0000000000000000"))
-    assert (unknown.reason, "list_drafts" in unknown.details["hint"]) == ("draft_not_found", True)
+    assert (unknown.reason, "list_workspace_sessions" in unknown.details["hint"]) == ("draft_not_found", True)
     assert "list_versions" in refused(lambda: shared_agent.session(base_version=99999)).details["hint"]
     assert "draft_id" in refused(lambda: shared_agent.session(draft_base="head")).message
     assert refused(lambda: shared_agent.call("preview_publish")).kind == "invalid_request"

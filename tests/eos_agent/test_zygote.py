@@ -269,7 +269,7 @@ def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(
 
     lost, reasons, used, reason = in_box(scenario, form=form)
     assert (
-        "gone" in lost
+        "ended" in lost
         and reasons == ["was lost with the zygote"] * 3
         and used == [False] * 3
         and reason == "setup_failed"

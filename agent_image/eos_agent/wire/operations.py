@@ -211,7 +211,8 @@ RUNTIME: tuple[Operation, ...] = (
         "Run a shell command in the workspace. Without workspace_session_id its changes are published as "
         "one layer when it ends; with one they stay private. "
         "Answers within yield_time_ms; status running: continue with its command_session_id. "
-        "publish_rejected: your work is in draft_id; create_workspace_session with on_conflict opens it.",
+        "publish_rejected (a conflict, a signal, timeout_ms or a cancel): your work is in draft_id; "
+        "create_workspace_session with on_conflict opens it.",
         (
             Argument(
                 "cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"
@@ -297,8 +298,8 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "Write to a running command",
-        "Send text to a running command, as typed: add the newline yourself. Only U+0003 or U+0004 cancels "
-        "it (exit code 130). "
+        "Send text to a running command, as typed: add the newline yourself. U+0004 alone ends its input, "
+        "U+0003 alone cancels it (exit code 130). "
         "Returns the lines since the last answer. operation_failed: it has ended; use read_command_lines.",
         (
             _COMMAND_ID,
