@@ -27,6 +27,8 @@ def identity(options: ServerOptions) -> ServerIdentity:
     """Identity for this command line."""
     title = "eos sandboxes" if options.program == EOS else "EphemeralOS Sandbox MCP"
     text = INSTRUCTIONS[options.tool_set]
+    if options.program != EOS:  # without the operations of ours
+        text = text.replace(_RESOLVE, _RESOLVE_BY_HAND)
     if options.sandbox_id is not None:
         text += f"\nCalls without sandbox_id go to sandbox {options.sandbox_id}."
     return ServerIdentity(options.program, title, __version__, text)
@@ -36,9 +38,15 @@ _WORK = """\
 A sandbox holds a project as immutable layers. Sessions are private writable views; publishing adds a layer, all or nothing.
 - One-off: exec_command without workspace_session_id publishes what the command changed when it ends; file_write and file_edit publish at once.
 - Several steps: create_workspace_session, pass its id to exec_command and file_*; its changes stay private until publish_workspace_session.
-- status "running": go on with read_command_lines or write_command_stdin and command_session_id. No output is lost.
+- status "running": go on with read_command_lines or write_command_stdin and command_session_id. No output is lost.\
+"""  # noqa: E501
+_RESOLVE = """
 - A rejected publish changes nothing and loses nothing: the result lists each conflict and names the call that resolves it: \
 rebase_workspace_session, or create_workspace_session for the draft of a one-off command, with on_conflict. Edit conflict markers away, publish again.\
+"""  # noqa: E501
+_RESOLVE_BY_HAND = """
+- A rejected publish changes nothing and loses nothing: the result lists each conflict, and the session stays open. Undo its change of those \
+paths in the session (file_read without a session shows the published text), publish again, then make that change on the newest version.\
 """  # noqa: E501
 
 _PLACE = (
@@ -48,8 +56,8 @@ _PLACE = (
 )
 
 INSTRUCTIONS = {
-    "agent": f"{_WORK}\n{_PLACE}",
-    "runtime": _WORK,
+    "agent": f"{_WORK}{_RESOLVE}\n{_PLACE}",
+    "runtime": _WORK + _RESOLVE,
     "management": """\
 A sandbox holds a copy of a host folder as immutable layers, where coding agents work side by side.
 - list_docker_images shows the images that create_sandbox takes; workspace_root is an absolute host path.
@@ -59,5 +67,5 @@ user changed there (ask; on_conflict keep is safe) and leaves a repository's .gi
     "observability": (
         "Read-only views of sandboxes. Begin with snapshot: without sandbox_id it covers all of them."
     ),
-    "all": f"{_WORK}\n{_PLACE}",
+    "all": f"{_WORK}{_RESOLVE}\n{_PLACE}",
 }
