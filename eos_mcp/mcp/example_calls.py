@@ -23,7 +23,7 @@ _SAMPLES: dict[str, Any] = {
     "path": "src/app.py",
     "content": "hello\n",
     "edits": [{"old_string": "x = 1", "new_string": "x = 2"}],
-    "pattern": "TODO",
+    "pattern": "def main",
     "glob": "**/*.py",
     "from": "a.py",
     "to": "pkg/a.py",

@@ -1,12 +1,12 @@
 """Conflict markers in the diff3 form of git: write them into a text, and find those that are left in one.
 
-<<<<<<< LABEL OF OURS
-ours
-||||||| LABEL OF BASE
-base
-=======
-theirs
->>>>>>> LABEL OF THEIRS
+    <<<<<<< LABEL OF OURS
+    ours
+    ||||||| LABEL OF BASE
+    base
+    =======
+    theirs
+    >>>>>>> LABEL OF THEIRS
 
 Markers are longer than every line of the three texts that looks like one, so that a marker line is never a
 line of a text. Source: git-merge-file(1), conflict-marker-size of gitattributes(5).

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import textwrap
 
 import pytest
 
@@ -27,17 +28,17 @@ BASE: Base = {
     "link": "-> f",
     "run": "#!/bin/sh\n",
 }
-MARKED = """\
-line 2
-<<<<<<< alice
-three
-||||||| base version 1
-line 3
-=======
-tres
->>>>>>> bob, version 2
-line 4
-"""
+MARKED = textwrap.dedent("""\
+    line 2
+    <<<<<<< alice
+    three
+    ||||||| base version 1
+    line 3
+    =======
+    tres
+    >>>>>>> bob, version 2
+    line 4
+""")
 
 
 def write(stack: Stack, path: str, text: str | bytes, agent: str = "bob") -> None:
