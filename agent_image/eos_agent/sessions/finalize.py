@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -44,18 +45,20 @@ def commit(
     Raises:
         CommitUnsynced: the fsync failed twice; the work is published, but a power cut may undo it.
     """
+    publish = functools.partial(
+        store.publish,
+        upper,
+        owner=owner,
+        request_id=request_id,
+        agent=agent,
+        allow_unresolved=allow_unresolved,
+    )
     with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
         try:
-            published = store.publish(
-                upper,
-                owner=owner,
-                request_id=request_id,
-                agent=agent,
-                allow_unresolved=allow_unresolved,
-            )
+            published = publish()
         except CommitUnsynced as error:
             log.failure("publish_unsynced", error)
-            published = store.publish(upper, owner=owner, request_id=request_id, agent=agent)
+            published = publish()
         phases.note(
             no_op=published.no_op, manifest_version=published.manifest.version, layer_id=published.layer_id
         )
@@ -97,22 +100,11 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
                 f"nothing was published; the work is kept in draft_id: create_workspace_session with it "
                 f"shows your files; {quota_hint(error)}"
             )
-        refused = {
-            "path": None,
-            "reason": reason,
-            "source_conflict": None,
-            "protected_drop": None,
-            "message": shown.message,
-        }
-        refused |= {
-            "conflict_count": 0,
-            "conflicts": [],
-            "error": {"kind": shown.kind, "details": shown.details},
-        }
+        refused = _without_conflicts(reason, shown.message)
+        refused["error"] = {"kind": shown.kind, "details": shown.details}
     else:
         return {"publish": {"published": not published.no_op, **publish_json(published)}}
-    found = {"publish_rejected": True, "publish_reject_class": reason, "publish_rejection": refused}
-    return {**found, **_kept(session, reason, hint)}
+    return _rejected(refused, _kept(session, reason, hint))
 
 
 def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
@@ -122,17 +114,31 @@ def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
     if "draft_id" not in kept:
         return {"publish": {**kept["publish"], "no_op": True}}
     telemetry.event("workspace_session.finalize.publish_failed", reason=why.reason)
-    refused: dict[str, Any] = {
+    return _rejected(_without_conflicts(why.reason, why.message), kept)
+
+
+def _rejected(refused: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """Result fields of a refused publication: the rejection, and what `_kept` says of the draft."""
+    reason = refused["reason"]
+    return {
+        "publish_rejected": True,
+        "publish_reject_class": reason,
+        "publish_rejection": refused,
+        **kept,
+    }
+
+
+def _without_conflicts(reason: str, message: str) -> dict[str, Any]:
+    """The wire form of a rejection that no conflict caused."""
+    return {
         "path": None,
-        "reason": why.reason,
+        "reason": reason,
         "source_conflict": None,
         "protected_drop": None,
-        "message": why.message,
+        "message": message,
         "conflict_count": 0,
         "conflicts": [],
     }
-    found = {"publish_rejected": True, "publish_reject_class": why.reason, "publish_rejection": refused}
-    return {**found, **kept}
 
 
 def _kept(session: Session, reason: str, hint: str | Callable[[str], str]) -> dict[str, Any]:
