@@ -35,18 +35,25 @@ class BlockListing:
                 continue
             for path, rec in (layer.index or {}).items():
                 self._listed.setdefault(path, []).append((rank, layer, rec))
+        self._last: tuple[str, list[Listed]] | None = None
         self._children: dict[str, list[str]] = {}
         for path in sorted(self._listed, key=byte_order) if self._large else sorted(self._listed):
             if path:
                 self._children.setdefault(parent_of(path), []).append(path)
 
     def at(self, path: str) -> list[Listed]:
-        """List the records of a path, newest first."""
+        """List the records of a path, newest first. The same path is mostly asked for twice in a row."""
         found = self._listed.get(path, [])
+        if not self._large:
+            return found
+        if self._last is not None and self._last[0] == path:
+            return self._last[1]
         large = [
             (rank, layer, rec) for rank, layer, index in self._large if (rec := index.get(path)) is not None
         ]
-        return sorted([*found, *large], key=lambda listed: listed[0]) if large else found
+        found = sorted([*found, *large], key=lambda listed: listed[0]) if large else found
+        self._last = (path, found)
+        return found
 
     def source(self, path: str) -> Layer | None:
         """Find the newest layer that lists the path: the source of a file of the result."""
