@@ -416,9 +416,9 @@ class _Merge:
             o = trees.shown.find(path)
             if self.is_unreachable(path):
                 continue
-            if o is None:
-                if not any((rec := index.get(above)) is not None and rec.covers for above in ancestors(path)):
-                    self.edits.append(Whiteout(path))
+            if o is None and any(
+                (rec := index.get(above)) is not None and rec.covers for above in ancestors(path)
+            ):
                 continue
             for above in ancestors(path):
                 if above not in index and above not in self.taken:
@@ -426,4 +426,7 @@ class _Merge:
                     assert container is not None
                     self.edits.append(Bring(above, container))
                     self.taken.add(above)
+            if o is None:
+                self.edits.append(Whiteout(path))
+                continue
             self.edits.append(Bring(path, o))

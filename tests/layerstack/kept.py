@@ -131,7 +131,8 @@ def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
         if (
             entry.kind == DIRECTORY
         ):  # one that got or lost a name is an input, or an output; what only leads to a change is neither
-            if path in act.base.besides and not touched and got not in sides:
+            under = act.base.tree.get(path)
+            if under is not None and under.kind == DIRECTORY and not touched and got not in sides:
                 return (
                     f"{path!r}, a directory, has a time that neither base, session nor head had: {got}, "
                     f"not in {sides}"

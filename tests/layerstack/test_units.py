@@ -304,6 +304,26 @@ def test_units_of_the_configuration_are_kept_whole_too(stack: Stack) -> None:
     ]
 
 
+@on_a_stack({".gitignore": "cache/\n", "cache/index/a": "a\n"})
+def test_a_unit_of_ours_hides_what_the_head_added_to_it_in_directories_that_ours_lacks(stack: Stack) -> None:
+    """Seen before: FileNotFoundError, by publish and by rebase."""
+    stack.store.rules = PublishRules(units=(NamedUnits("search", "**/index"),))
+    a, b, c = stack.session(), stack.session(), stack.session()
+    put(a.at("cache/index/deep/er/new"), "A\n")
+    put(b.at("cache/index/a"), "B\n")
+    put(c.at("cache/index/a"), "C\n")
+    a.publish()
+    c.umount()
+    c.upper.rebase()
+    c.mount()
+    assert not os.path.exists(c.at("cache/index/deep/er/new"))
+    assert [(notice.kind, notice.path) for notice in b.publish().notices] == [("replaced", "cache/index")]
+    files = {
+        path: text for path, text in stack.shows().items() if path.startswith("cache/index/") and text != "/"
+    }
+    assert files == {"cache/index/a": "B\n"}, "the head's empty directories stay"
+
+
 def git(where: str, *words: str) -> str:
     identity = ["-c", "user.name=A", "-c", "user.email=a@x", "-c", "gc.auto=0", "-c", "safe.directory=*"]
     done = subprocess.run(
