@@ -45,7 +45,7 @@ class Beside:
         """
         store = self._store
         store.become(Manifest(version, tuple(reference(LayerId(layer_id)) for layer_id in layer_ids)))
-        body = records.read(f"{store.root}/sessions/{session_id}/session.json")
+        body = records.read_session(f"{store.root}/sessions/{session_id}")
         lease = Lease(0, f"session {session_id}", version, tuple(layer_ids))
         draft = dead_upper(store, session_id, body, lease).to_draft(reason="recovered")
         return None if draft is not None and draft.draft_id == body["draft_id"] else draft

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eos_mcp.mcp import known_clients, render_conflicts, render_files
+from eos_mcp.mcp import known_clients, render_checkpoints, render_conflicts, render_files
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
 from eos_mcp.mcp.known_clients import LARGE_PAGE
 from eos_mcp.mcp.terminal_output import without_blank_rows
@@ -446,6 +446,7 @@ def _sessions(args: Object, reply: Object) -> str:
             "  ".join(_cell(row[key]) for key in ("command_session_id", "service", "command") if row.get(key))
             for row in running
         )
+    text += render_checkpoints.listed(rows(reply.get("sessions")))
     if reply.get("drafts"):
         kept = _drafts(args, reply)
         more = int(reply.get("draft_count") or 0) - len(rows(reply.get("drafts")))
@@ -604,6 +605,8 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "destroy_workspace_session": _destroyed,
     "preview_publish": _preview,
     "rebase_workspace_session": lambda _, reply: render_conflicts.resolved(reply),
+    "checkpoint_session": render_checkpoints.made,
+    "restore_session": render_checkpoints.restored,
     "list_workspace_sessions": _sessions,
     "list_commands": _table(
         "commands",

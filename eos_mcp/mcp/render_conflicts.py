@@ -65,6 +65,8 @@ def resolved(reply: Object) -> str:
         lines.append(f"notices: {compact(reply['notices'])}")
     if reply.get("dropped"):
         lines.append(f"skipped: {compact(reply['dropped'])}")
+    if reply.get("checkpoints_ended"):
+        lines.append(f"checkpoints of the version before, which ended: {compact(reply['checkpoints_ended'])}")
     if reply.get("address"):
         lines.append(f"address: {reply['address']}")
     if not found:

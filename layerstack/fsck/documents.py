@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 from layerstack.errors import StoreCorrupt
 from layerstack.fsck.parts import CheckContext, Damage
+from layerstack.kernel import records
 from layerstack.kernel.xattrs import FORMS
 from layerstack.model.manifest import BASE_ID, Manifest, reference
+from layerstack.session import saved_work
 
 NAMES = {"manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "pins", "staging"}
 FILES = {"manifest.json", "workspace.json", ".storage-writer.lock", "command-counter.json"}
@@ -154,13 +156,18 @@ def session(context: CheckContext, name: str) -> Iterator[Damage]:
     if not os.path.lexists(f"{context.root}/{folder}"):
         return  # it ended since it was listed
     try:
-        body = context.document(f"{folder}/session.json")
+        body = records.read_session(f"{context.root}/{folder}")
+        saved = saved_work.load(f"{context.root}/{folder}", body)
     except (StoreCorrupt, OSError) as error:
         yield from context.corrupt(error, f"{folder}/session.json")
         return
     if body.get("session_id") != name:
         yield Damage(f"{folder}/session.json", f"belongs to session {body.get('session_id')}", "its name")
         return
+    for number in saved.parents:
+        layer = saved_work.folder(folder, number)
+        if not os.path.isdir(f"{context.root}/{layer}"):
+            yield Damage(layer, "is missing; a checkpoint of the session names it", "session.json")
     version, head = body.get("base_version"), context.head
     if head is not None and (not isinstance(version, int) or version > head.version):
         yield Damage(

@@ -49,6 +49,7 @@ def capture_tree(
     keep: Callable[[str], bool] | None = None,
     slack: int = SLACK,
     is_input: Callable[[str], bool] | None = None,
+    exact: bool = False,
 ) -> Captured:
     """Bring `tree`, an upperdir on `chain`, into final form, in place.
 
@@ -57,6 +58,7 @@ def capture_tree(
         is_input: True for an input of builds. An input that differs from the base only by a later time is
             kept if a changed file has a time between the two, since that file may have been made from what
             the input contained at that time. None: no such input is kept.
+        exact: replace redirects alone. Entries that equal the base stay, and special files.
     Raises:
         OSError: the disk refused; the view is unchanged, and another capture continues from there.
     Cost: O(entries of the tree) look-ups; content is read where a file of equal size is below.
@@ -64,6 +66,8 @@ def capture_tree(
     worker = _TreeCapture(tree, chain, keep or (lambda path: False), slack, is_input)
     if keep is None:
         worker.expand("", "")
+    if exact:
+        return Captured(())
     worker.prune("", inside=False)
     return Captured(tuple(worker.dropped), tuple(worker.linked), worker.decide_touched())
 

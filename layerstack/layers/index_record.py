@@ -7,14 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT
+from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT
 
 
 class IndexRecord(NamedTuple):
     """The record of a layer at one path."""
 
     kind: str
-    """`f`, `l`, `d` or `w` (a whiteout)."""
+    """`f`, `l`, `d` or `w` (a whiteout); `s` (FIFO, socket, device) only among saved layers that are
+    combined.
+    """
     quiet: bool
     """An unchanged container: a directory whose attributes equal those below, and that is not opaque; or a
     file that is there for its time alone. Does not count as a change.
@@ -29,7 +31,7 @@ class IndexRecord(NamedTuple):
 
 NUMBERED = tuple(
     IndexRecord(k, q, o)
-    for k in (FILE, LINK, DIRECTORY, WHITEOUT)
+    for k in (FILE, LINK, DIRECTORY, WHITEOUT, SPECIAL)
     for q in (False, True)
     for o in (False, True)
 )

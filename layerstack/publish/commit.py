@@ -144,7 +144,7 @@ def owner_of(root: str, layer_id: str) -> str | None:
     home = f"{root}/sessions/{about.get('session_id')}"
     if not about.get("moved") or not os.path.isdir(home):
         return None
-    return home if records.read(f"{home}/session.json")["token"] == about["upper"] else None
+    return home if records.read_session(home)["token"] == about["upper"] else None
 
 
 def _metadata_back(root: str, arrival: Arrival) -> None:

@@ -131,7 +131,7 @@ class Dead:
             StoreCorrupt: its session.json cannot be read; the upper is unchanged.
         """
         with self._stack.lock:
-            body = records.read(f"{upper.directory}/session.json")
+            body = records.read_session(upper.directory)
             self._add(upper.session_id, body, upper.abandon())
             return self._put(self._known[upper.session_id], why=str(why), no_space=_is_no_space(why))
 
@@ -319,7 +319,7 @@ class Dead:
         Raises as `attempt`; the caller calls `end_try` afterwards.
         """
         stack = self._stack
-        body = records.read(f"{stack.root}/sessions/{session.session_id}/session.json")
+        body = records.read_session(f"{stack.root}/sessions/{session.session_id}")
         if session.draft_id is not None:
             draft_refs.claim(stack, session.draft_id)  # the end of the upper releases this reference
         try:

@@ -14,6 +14,7 @@ from layerstack.layers.index import Layer
 from layerstack.model.lease import Lease
 from layerstack.model.manifest import LayerId, Manifest, reference
 from layerstack.publish import draft_refs, drafts, unresolved
+from layerstack.session import saved_work
 from layerstack.session.folder import SessionIdentity
 from layerstack.session.upper import Upper
 
@@ -49,6 +50,7 @@ def dead_upper(stack: Stack, session_id: str, body: dict[str, Any], lease: Lease
         )
     with contextlib.suppress(FileNotFoundError):
         upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
+    upper.saved = saved_work.load(upper.directory, body)
     return upper
 
 

@@ -114,7 +114,7 @@ def _session(stack: Stack, name: str) -> dict[str, Any] | None:
     """Read session.json; a damaged one is quarantined, and the result is None."""
     path = f"{stack.root}/sessions/{name}/session.json"
     try:
-        body = records.read(path)
+        body = records.read_session(f"{stack.root}/sessions/{name}")
         if body.get("session_id") != name:
             raise StoreCorrupt(f"{path}: belongs to session {body.get('session_id')}", details={"file": path})
     except StoreCorrupt as error:

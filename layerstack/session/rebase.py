@@ -25,6 +25,7 @@ from layerstack.publish.publish import apply, describe, is_touched, recapture
 from layerstack.publish.resolve import MergePlan, plan
 from layerstack.publish.take_sides import ChosenSides, Taken, take_sides, unit_sides
 from layerstack.publish.three_trees import Meeting, Trees
+from layerstack.session.checkpoints import Checkpoint
 from layerstack.session.folder import CARRIED
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import PATH_MAX, DiskTree, clone
@@ -66,6 +67,8 @@ class Rebased(NamedTuple):
     """
     resolved: tuple[ResolvedConflict, ...] = ()
     """Conflicts that were resolved, in byte order of paths."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Checkpoints of the session, which ended: they are states on the earlier base."""
 
 
 def rebase(

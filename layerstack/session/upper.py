@@ -5,6 +5,10 @@ sessions/<id>/session.json   base version and layers, origin, agent, draft; a to
 sessions/<id>/upper/ work/   the live writes
 sessions/<id>/private/<n>/   pending layers: captured work that could not be published; the highest
                              number on top
+sessions/<id>/saved/<n>/     saved layers of checkpoints, between the two: earlier upperdirs
+
+While a session has checkpoints, its work is captured in memory and not in place: the upperdir and the saved
+layers stay as they are until the session ends.
 """
 
 from __future__ import annotations
@@ -14,14 +18,15 @@ import enum
 import errno
 import os
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 
 from layerstack.core.stack import Stack
-from layerstack.errors import Invalid, NotFound, PublishRejected, StoreCorrupt
+from layerstack.errors import Invalid, NotFound, PublishRejected, StoreBusy, StoreCorrupt
 from layerstack.kernel import fsync, overlay
 from layerstack.kernel.fsync import Step
 from layerstack.layers import delta
-from layerstack.layers.capture import capture_tree
+from layerstack.layers.capture import Captured, capture_tree
 from layerstack.layers.chain import Chain
 from layerstack.layers.flatten import flatten
 from layerstack.layers.flattened_tree import FlattenedTree
@@ -38,6 +43,8 @@ from layerstack.publish.commit import CommitUnsynced
 from layerstack.publish.drafts import Draft
 from layerstack.publish.outcome import Preview, Published
 from layerstack.publish.publish import Author, Work, preview, publish
+from layerstack.session import saved_work
+from layerstack.session.checkpoints import NO_SAVED_LAYERS, Checkpoint, Checkpointed, Restored, SavedLayers
 from layerstack.session.folder import SessionIdentity, make_folder
 from layerstack.session.rebase import Carried, Rebased, rebase
 from layerstack.text.build_roles import Roles
@@ -99,6 +106,8 @@ class Upper:
         paths.
         """
         self._number = int(identity.rebased)
+        self.saved: SavedLayers = NO_SAVED_LAYERS
+        """Checkpoints, and the saved layers between the upperdir and the pending layers."""
         self._written: dict[str, int] = {}
         """Files for which `note_written` was called, with their times at that call."""
 
@@ -133,7 +142,31 @@ class Upper:
 
         The names in the upperdir do not show this change.
         """
-        return not equal(State(self.upperdir, self._stack.form), self._chain.find(""))
+        return not equal(State(self.upperdir, self._stack.form), self._root_below())
+
+    def _root_below(self) -> State:
+        """State of the root on which the upperdir is mounted."""
+        if self.saved.top:
+            return State(saved_work.folder(self.directory, self.saved.top), self._stack.form)
+        root = self._chain.find("")
+        assert root is not None
+        return root
+
+    @property
+    def has_writes(self) -> bool:
+        """True when anything was written since the state that the upperdir is mounted on."""
+        if not os.path.isdir(self.upperdir):
+            return False
+        with os.scandir(self.upperdir) as entries:
+            if next(entries, None) is not None:
+                return True
+        own = State(self.upperdir, self._stack.form)
+        return own.times[1] != self._root_below().times[1] or self.root_changed
+
+    @property
+    def saved_directories(self) -> list[str]:
+        """Directories of the saved layers below the upperdir, the topmost first."""
+        return [saved_work.folder(self.directory, number) for number in self.saved.present]
 
     @property
     def carried(self) -> bool:
@@ -172,10 +205,13 @@ class Upper:
         """Roles of the files that are in the upperdir now."""
         stack = self._stack
         written: set[str] = set()
+        places = [self.upperdir, *self.saved_directories]
         for path, mtime in self._written.items():
-            with fsync.best_effort():
-                if os.lstat(f"{self.upperdir}/{path}").st_mtime_ns == mtime:
-                    written.add(path)
+            for place in places:
+                with fsync.best_effort():
+                    if os.lstat(f"{place}/{path}").st_mtime_ns == mtime:
+                        written.add(path)
+                    break
         return Roles(stack.routes.ignored(self._manifest.version), stack.inputs, written)
 
     @contextlib.contextmanager
@@ -220,7 +256,10 @@ class Upper:
             self._live()
             self._published_is_final()
             self._set_aside()
-            return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._stack.form)
+            if self.saved.last_layer:  # the directory that was there became a saved layer
+                self._renew()
+            below = (*self.saved_directories, *self.snapshot.lowerdirs)
+            return overlay.create(below, self.upperdir, self.workdir, form=self._stack.form)
 
     def preview(self, *, allow_unresolved: bool = False) -> Preview:
         """Compute the present result of `publish` by reading alone.
@@ -232,10 +271,9 @@ class Upper:
             self._published_is_final()
             stack = self._stack
             self._renew()
-            tree = MemoryTree.load(self._tree())
-            dropped, linked, _ = capture_tree(tree, self._chain)
-            if self._chain.private:
-                tree = MemoryTree.load(FlattenedTree(self._block(tree), self._base))
+            tree, chain, dropped, linked = self._in_memory()
+            if chain.private:
+                tree = MemoryTree.load(FlattenedTree(self._block(tree, chain), self._base))
                 left_out, linked, _ = capture_tree(tree, self._base)
                 dropped += left_out
             self._split = split_links(tree, self._base, linked)
@@ -264,10 +302,9 @@ class Upper:
             self._live()
             self._published_is_final()
             self._renew()
-            tree = MemoryTree.load(self._tree())
-            capture_tree(tree, self._chain)
-            if self._chain.private:
-                tree = MemoryTree.load(FlattenedTree(self._block(tree), self._base))
+            tree, chain, _, _ = self._in_memory()
+            if chain.private:
+                tree = MemoryTree.load(FlattenedTree(self._block(tree, chain), self._base))
                 capture_tree(tree, self._base)
             index = build(tree, self._base, hashes=False).records
             layer = Layer(LayerId("upper"), tree, self._manifest.version, index)
@@ -359,6 +396,7 @@ class Upper:
                 if head.version == before:
                     stack.release(lease)
                     return Rebased(before, before, 0, 0)
+                left_behind = self.saved.checkpoints
                 done, updated = self._carry_over(head, choice)
             except BaseException as error:
                 stack.release(lease)
@@ -372,7 +410,9 @@ class Upper:
             self.resolved = done.resolved
             notices = done.notices + self._split
             dropped, self._reported = self._dropped[self._reported :], len(self._dropped)
-            return Rebased(before, head.version, updated, done.merged, notices, dropped, done.resolved)
+            return Rebased(
+                before, head.version, updated, done.merged, notices, dropped, done.resolved, left_behind
+            )
 
     def _carry_over(self, head: Manifest, choice: Choice | None) -> tuple[Carried, int]:
         """Replace the session's folder by one on `head`.
@@ -389,7 +429,8 @@ class Upper:
         ):
             root = new_name("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
-            ends = not self._chain.private  # else the work was flattened from layers that are kept
+            # else the work was flattened from layers that are kept
+            ends = not self._chain.private and not self.saved.last_checkpoint
             done = rebase(
                 stack, self._manifest, own, head, root, written=work.written, ends=ends, choice=choice
             )
@@ -410,9 +451,84 @@ class Upper:
             undo.pop_all()
             private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
             self._identity, self._manifest, self._number, self._state = who, head, number, UpperState.LIVE
+            if self.saved.last_checkpoint:  # the capture in memory left them in the upperdir
+                self._dropped = work.dropped
+            self.saved = NO_SAVED_LAYERS
             self._chain = stack.layers.chain(head, private)
             self._base = Chain(self._chain.published, self._chain.path_index, self._chain.form)
         return done, max(0, seen - done.merged - done.added)
+
+    def checkpoint(self, label: str | None = None) -> Checkpointed:
+        """Save the present state, so that `restore` can return to it.
+
+        The upper must be offline if it `has_writes`, as for `publish`; else the state is that of its lower
+        directories. Afterwards `mount` gives the same view.
+        Raises:
+            LayerLimit, OSError: the state before; `mount` gives the same view.
+        Cost: one walk of the names that were written; one fsync of session.json.
+        """
+        with self._lock:
+            self._live()
+            self._published_is_final()
+            self._set_aside()
+            moves, changed = self._writes()
+            overlay.check_count(len(self._chain.layers) + len(self.saved.present) + moves)
+            now_ms = time.time_ns() // 1_000_000
+            after, made = self.saved.with_checkpoint(
+                moves=moves, label=label, changed_files=changed, now_ms=now_ms
+            )
+            return Checkpointed(made, self._save(after))
+
+    def restore(self, checkpoint_id: str | None = None) -> Restored:
+        """Return to a checkpoint, by default the newest that no restore made. The state before is a
+        checkpoint too.
+
+        The upper must be offline. Afterwards `mount` gives the view of the checkpoint: names, content,
+        attributes, times, links between files.
+        Raises:
+            NotFound: no such checkpoint (checkpoint_not_found). OSError: the state before. Nothing changed
+                unless only a sync failed.
+        Cost: as `checkpoint`.
+        """
+        with self._lock:
+            self._live()
+            self._published_is_final()
+            target = self.saved.find(checkpoint_id)
+            self._set_aside()
+            moves, changed = self._writes()
+            if not moves and target.layer == self.saved.top:
+                return Restored(target, None)
+            now_ms = time.time_ns() // 1_000_000
+            after, undo = self.saved.with_restore(target, moves=moves, changed_files=changed, now_ms=now_ms)
+            return Restored(target, undo, self._save(after))
+
+    def _writes(self) -> tuple[bool, int]:
+        """Tell if the upperdir has writes, and count them."""
+        self._renew()
+        return (True, saved_work.count_changes(self._tree())) if self.has_writes else (False, 0)
+
+    def _save(self, after: SavedLayers) -> tuple[Checkpoint, ...]:
+        """Make `after` the state of the session, on disk and here. Returns the checkpoints that it drops."""
+        stack, before = self._stack, self.saved
+        if after.moving and overlay.is_mounted(self.upperdir):
+            raise StoreBusy(f"{self.upperdir}: is still mounted", details={"upperdir": self.upperdir})
+        try:
+            saved_work.move(stack, self.directory, after, durable=after.top != after.moving)
+        except BaseException:
+            if after.moving and os.path.isdir(saved_work.folder(self.directory, after.moving)):
+                self.saved = after  # a sync failed after the rename
+            raise
+        self.saved = after
+        with fsync.best_effort():  # `mount` tries it again
+            self._renew()
+        if after.moving and after.is_deep:
+            with fsync.best_effort():  # the next checkpoint tries it again
+                self.saved = saved_work.combine(
+                    stack, self.directory, after, self._chain, self._manifest.version
+                )
+        saved_work.remove_others(stack, self.directory, self.saved)
+        kept = {one.number for one in after.checkpoints}
+        return tuple(one for one in before.checkpoints if one.number not in kept)
 
     def to_draft(self, *, reason: str) -> Draft | None:
         """Keep the work as a draft and end the upper.
@@ -452,7 +568,7 @@ class Upper:
         """Draft that the session was opened on, if it has all work of the session; called after capture."""
         stack, draft_id, only = self._stack, self._identity.draft_id, len(self._chain.private) == 1
         if (
-            draft_id is None or not only or self._number > int(self._identity.rebased)
+            draft_id is None or not only or self._number > int(self._identity.rebased) or self.saved.top
         ):  # a rebased session has more than its draft: see `carried`
             return None
         if build(self._tree(), self._chain, hashes=False).changes:
@@ -479,12 +595,12 @@ class Upper:
             return size
 
     def size_bytes(self) -> int:
-        """Bytes of the regular files that this session holds, pending layers included.
+        """Bytes of the regular files that this session holds, pending layers and checkpoints included.
 
         Counting stops after 50,000 entries.
         """
         total = seen = 0
-        stack = [self.upperdir, f"{self.directory}/private"]
+        stack = [self.upperdir, f"{self.directory}/private", f"{self.directory}/saved"]
         while stack:
             try:
                 with os.scandir(stack.pop()) as entries:
@@ -503,56 +619,74 @@ class Upper:
 
     # ---- capture
 
-    def _tree(self, step: Step | None = None) -> SeenTree:
-        """Tree of the upperdir.
+    def _tree(self, step: Step | None = None, root: str = "") -> SeenTree:
+        """Tree of the upperdir, or of the saved layer at `root`.
 
         Its path lengths leave room for the longer path of a pending layer or a draft.
         """
-        stack = self._stack
+        stack, root = self._stack, root or self.upperdir
         place = max(LONGEST_PLACE, len(f"/sessions/{self.session_id}/private/0001/"))
-        room = len(os.fsencode(stack.root)) + place - len(os.fsencode(self.upperdir)) - 1
-        return SeenTree(
-            self.upperdir, stack.form, aside=stack.staging.path, step=step or stack.step, room=room
-        )
+        room = len(os.fsencode(stack.root)) + place - len(os.fsencode(root)) - 1
+        return SeenTree(root, stack.form, aside=stack.staging.path, step=step or stack.step, room=room)
 
-    def _block(self, top: MemoryTree | DiskTree) -> list[Layer]:
-        """Unpublished layers, newest first: the captured writes, and the pending layers below them."""
-        layer = Layer(
-            LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records
-        )
-        return [layer, *self._chain.private]
-
-    @contextlib.contextmanager
-    def _work(self) -> Generator[Work]:
-        """Capture in place.
-
-        With pending layers the result is flattened onto the base in staging, and the originals stay.
+    def _block(self, top: MemoryTree | DiskTree, chain: Chain) -> list[Layer]:
+        """Unpublished layers, newest first: the captured writes, and the pending layers of `chain` below
+        them.
         """
-        stack = self._stack
-        self._renew()
+        layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, chain, hashes=False).records)
+        return [layer, *chain.private]
+
+    def _in_memory(self, is_input: Callable[[str], bool] | None = None) -> saved_work.SeenWork:
+        """Capture the upperdir and the saved layers in memory."""
+        trees: list[DiskTree] = [self._tree(), *(self._tree(root=root) for root in self.saved_directories)]
+        return saved_work.capture_in_memory(
+            self._stack, trees, self._chain, self._manifest.version, is_input=is_input
+        )
+
+    def _in_place(self, roles: Roles) -> tuple[DiskTree, Captured]:
+        """Capture the upperdir in place: its tree, and what the capture reports."""
         before, changed = self._state, False
 
         def step(name: str) -> None:
             nonlocal changed
             changed = True
-            stack.step(name)
+            self._stack.step(name)
 
-        tree: DiskTree = self._tree(step)
+        tree = self._tree(step)
         self._state = UpperState.CAPTURED
-        roles = self._roles()
         try:
             captured = capture_tree(tree, self._chain, is_input=roles.is_input)
-            self._dropped += captured.dropped
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG and not changed:
                 self._state = before  # nothing was changed: the session can still remove the long path
             raise
-        dropped = self._dropped
+        self._dropped += captured.dropped
+        return tree, captured
+
+    @contextlib.contextmanager
+    def _work(self) -> Generator[Work]:
+        """Capture in place, or in memory while the session has checkpoints.
+
+        With pending or saved layers the result is flattened onto the base in staging, and the originals stay.
+        """
+        stack = self._stack
+        self._renew()
+        roles = self._roles()
+        top: MemoryTree | DiskTree
+        tree: DiskTree
+        captured: Captured | None = None
+        if self.saved.last_checkpoint:
+            top, chain, dropped, _ = self._in_memory(roles.is_input)
+            tree = self._tree()
+            dropped = self._dropped + dropped
+        else:
+            tree, captured = self._in_place(roles)
+            top, chain, dropped = tree, self._chain, self._dropped
         with stack.staging.temporary_names() as new_name:
-            if self._chain.private:
+            if captured is None or chain.private:
                 flattened = DiskTree(new_name("fold"), stack.form, aside=stack.staging.path, step=stack.step)
                 make_directory(flattened.root, tree.state(""))
-                flatten(self._block(tree), self._base, flattened)
+                flatten(self._block(top, chain), self._base, flattened)
                 captured = capture_tree(flattened, self._base, is_input=roles.is_input)
                 dropped += captured.dropped
                 tree = flattened
@@ -606,12 +740,10 @@ class Upper:
         Its root equals that of the chain, since the session sees the upperdir's.
         """
         if not os.path.isdir(self.upperdir):
-            root = self._chain.find("")
-            assert root is not None
             self._stack.step("upper.renew")
             with self._stack.staging.temporary_names() as new_name:
                 whole = new_name("upper")
-                make_directory(whole, root)
+                make_directory(whole, self._root_below())
                 os.rename(whole, self.upperdir)
 
     def adopt(self, private: list[str]) -> None:

@@ -102,6 +102,12 @@ class Session:
         self.upper, self.mount, self.base, self.draft_id = upper, mount, base, draft_id
         self.opened: Tree = {}
         """What it showed when it was opened on its draft."""
+        self.checkpoints: dict[str, Side] = {}
+
+    def shows(self) -> Side:
+        """Read its tree, with times and links."""
+        besides = Besides()
+        return Side(read_tree(self.mount, besides), besides)
 
     def show(self) -> None:
         """Mount it."""
@@ -146,6 +152,22 @@ def fingerprint(entry: Entry | None) -> Fingerprint:
 def same(what: str, got: Tree, want: Tree) -> None:
     """AssertionError that names the first paths that differ."""
     assert got == want, f"{what}: {difference(got, want)}"
+
+
+def same_side(what: str, got: Side, want: Side) -> None:
+    """Compare trees, times, holes, and which names are names of one file."""
+    same(what, got.tree, want.tree)
+    for path, beside in want.besides.items():
+        found = got.besides[path]
+        assert (found.mtime_ns, found.data) == (beside.mtime_ns, beside.data), (
+            f"{what}: {path!r} is {found}, was {beside}"
+        )
+    links = [{side.besides[path].inode: path for path in sorted(side.besides)} for side in (got, want)]
+    groups = [
+        sorted(inodes[side.besides[path].inode] for path in sorted(side.besides))
+        for side, inodes in zip((got, want), links, strict=True)
+    ]
+    assert groups[0] == groups[1], f"{what}: other names are of one file"
 
 
 def within(path: str, top: str) -> bool:
@@ -587,6 +609,42 @@ class StackMatchesModel(RuleBasedStateMachine):
         if self.carry_over(session):
             self.work(session, edits)
 
+    @precondition(lambda self: self.sessions)
+    @rule(which=which, edits=few_ops)
+    def checkpoint(self, which: int, edits: list[Op]) -> None:
+        """It shows the same afterwards, with the same times and links."""
+        session = self.a_session(which)
+        before = session.shows()
+        session.hide()
+        made = session.upper.checkpoint()
+        session.show()
+        same_side("session after a checkpoint", session.shows(), before)
+        session.checkpoints[made.checkpoint.checkpoint_id] = before
+        self.tally["checkpoints"] += 1
+        self.work(session, edits)
+
+    @precondition(lambda self: any(session.checkpoints for session in self.sessions))
+    @rule(which=which, back=st.integers(0, 5), edits=few_ops)
+    def restore(self, which: int, back: int, edits: list[Op]) -> None:
+        """Any checkpoint shows what it showed; the state before can be restored too."""
+        some = [session for session in self.sessions if session.checkpoints]
+        session = some[which % len(some)]
+        ids = list(session.checkpoints)
+        wanted = ids[-1 - back % len(ids)]
+        before = session.shows()
+        session.hide()
+        done = session.upper.restore(wanted)
+        session.show()
+        same_side(f"session after a restore of {wanted}", session.shows(), session.checkpoints[wanted])
+        if done.undo is not None:
+            undo = done.undo.checkpoint_id
+            if undo in session.checkpoints:
+                same_side("checkpoint of the state before", session.checkpoints[undo], before)
+            session.checkpoints[undo] = before
+        assert [one.checkpoint_id for one in session.upper.saved.checkpoints] == list(session.checkpoints)
+        self.tally["restores"] += 1
+        self.work(session, edits)
+
     def carry_over(self, session: Session) -> bool:
         """The session goes on with the merge on the head; or False: it is refused with what a publish would
         say, and shows what it showed.
@@ -608,6 +666,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         assert not want.conflicts, f"carried over, the model finds {want.conflicts}"
         assert (done.from_version, done.to_version) == (session.base, self.model.head)
         session.base = session.upper.snapshot.version
+        if behind:
+            assert [one.checkpoint_id for one in done.checkpoints] == list(session.checkpoints)
+            session.checkpoints.clear()
         assert session.base == self.model.head and (
             self.standing_still or not os.listdir(f"{self.root}/staging")
         )

@@ -26,6 +26,8 @@ OUTCOMES = (
     "pins",
     "drafts rebased",
     "sessions rebased",
+    "checkpoints",
+    "restores",
     "squashes on a bad disk",
     "held",
     "exported",

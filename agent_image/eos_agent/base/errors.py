@@ -21,6 +21,7 @@ NEVER_HINT = (
 HINTS = {
     "version_not_found": "list_versions shows the versions that can be opened",
     "cancelled": "nothing was published and nothing is lost: repeat the request",
+    "checkpoint_not_found": "list_workspace_sessions shows the checkpoints of each session",
     "draft_not_found": "list_workspace_sessions shows the drafts that are kept",
 }
 

@@ -23,7 +23,7 @@ from eos_agent.observe.snapshot import snapshot
 from eos_agent.observe.topology import topology
 from eos_agent.observe.trace import trace
 from eos_agent.serve.read_several import read_several
-from eos_agent.sessions import diff_session, file_calls, look_back, publish, rebase, unpublished
+from eos_agent.sessions import checkpoint, diff_session, file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
 from eos_agent.sessions.commands import Commands
 from eos_agent.sessions.squash import Squashes
@@ -133,6 +133,10 @@ class Handlers:
             "rebase_workspace_session": lambda args, request: rebase.rebase(
                 sessions, args, request.request_id
             ),
+            "checkpoint_session": lambda args, request: checkpoint.checkpoint(
+                sessions, args, request.request_id
+            ),
+            "restore_session": lambda args, request: checkpoint.restore(sessions, args, request.request_id),
             "destroy_workspace_session": lambda args, request: sessions.destroy(args, request.request_id),
             "recover_workspace_session": lambda args, _: sessions.recover(args),
             "list_workspace_sessions": self._list_sessions,

@@ -10,6 +10,7 @@ from eos_agent.base import log, telemetry
 from eos_agent.base.errors import operation_error
 from eos_agent.base.publication import preview_json, publish_json, rejection
 from eos_agent.sessions import disk_space
+from eos_agent.sessions.checkpoint_rows import ended
 from eos_agent.sessions.finalize import commit
 from eos_agent.sessions.look_back import cursor
 from eos_agent.sessions.next_call import rebase_hint
@@ -87,7 +88,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             raise refusal(sessions, session, error, PUBLISH, retained=retained, restarted=True) from error
         if session.draft_id is not None and not published.no_op:
             sessions.forget_draft(session.draft_id)
-        went_on = await _continue(sessions, session) if keep_open else {}
+        checkpoints = upper.saved.checkpoints
+        went_on = await _continue(sessions, session) | ended(checkpoints) if keep_open else {}
         if not went_on.get("kept_open"):
             sessions.end(session)
     return {

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import telemetry
 from eos_agent.base.publication import left_out, rejection
 from eos_agent.sessions import disk_space
+from eos_agent.sessions.checkpoint_rows import ended
 from eos_agent.sessions.next_call import rebase_hint
 from eos_agent.sessions.publish import SESSION_BUSY, check_idle, go_on
-from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
+from eos_agent.sessions.refusal import RefusedOperation, not_resumed, refusal, rejected
 from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
@@ -59,7 +60,7 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
                 retained = await go_on(sessions, session)
                 raise refusal(sessions, session, error, REBASE, retained=retained, restarted=True) from error
             if not await go_on(sessions, session):
-                raise _not_resumed(sessions, session)
+                raise not_resumed(sessions, session, REBASE)
     return _rebased_json(done, session)
 
 
@@ -71,7 +72,7 @@ def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:
         "updated": done.updated,
         "merged": done.merged,
     }
-    found |= resolved_json(done.resolved)
+    found |= resolved_json(done.resolved) | ended(done.checkpoints)
     return found | left_out(done) | ({} if address is None else {"address": address})
 
 
@@ -94,19 +95,3 @@ async def _check_conflicts(
         choice is None or any(choice.side(one.path) == REFUSE for one in found.conflicts)
     ):
         raise rejected(sessions, session, rejection(found.conflicts), REBASE, retained=True)
-
-
-def _not_resumed(sessions: Sessions, session: Session) -> OperationError:
-    """The error of a session that was carried over but could not be started again."""
-    details = {
-        "workspace_session_id": session.id,
-        "stage": REBASE.name,
-        "session_retained": False,
-        "draft_id": sessions.lost.get(session.id),
-        "retryable": True,
-        "hint": "create_workspace_session with this draft_id opens the work again",
-    }
-    message = (
-        f"workspace session {session.id} was rebased but could not be started again: its work is a draft"
-    )
-    return OperationError(OPERATION_FAILED, message, details, reason="session_lost")

@@ -105,3 +105,20 @@ def _failed(
             }
     kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
     return OperationError(kind, f"workspace session {operation.name} failed: {shown.message}", details)
+
+
+def not_resumed(sessions: Sessions, session: Session, operation: RefusedOperation) -> OperationError:
+    """The error of an operation that succeeded, after which the session could not be started again."""
+    details = {
+        "workspace_session_id": session.id,
+        "stage": operation.name,
+        "session_retained": False,
+        "draft_id": sessions.lost.get(session.id),
+        "retryable": True,
+        "hint": "create_workspace_session with this draft_id opens the work again",
+    }
+    message = (
+        f"workspace session {session.id}: the {operation.name} is done, the session could not be started "
+        f"again: its work is a draft"
+    )
+    return OperationError(OPERATION_FAILED, message, details, reason="session_lost")

@@ -23,7 +23,7 @@ from eos_agent.base.pool import Pool
 from eos_agent.handles.init_handle import InitHandle
 from eos_agent.handles.zygote_handle import ZygoteHandle
 from eos_agent.kernel import headroom
-from eos_agent.sessions import quarantine, session_commands
+from eos_agent.sessions import checkpoint_rows, quarantine, session_commands
 from eos_agent.sessions.create import SessionMaker
 from eos_agent.sessions.expiry import EXPIRED, Expiry
 from eos_agent.sessions.finalize import ENDED_IN_ORDER, finalization_failed, publish_or_keep
@@ -608,6 +608,7 @@ class Sessions:
                 "agent": session.agent,
                 "limits": session.init.group.limits(),
                 **session.lifetime(),
+                **checkpoint_rows.rows(session),
                 **({"draft_id": session.draft_id} if session.draft_id else {}),
                 **({"address": session.init.address} if session.init.address else {}),
             }

@@ -111,5 +111,6 @@ def _own_trees(upper: Upper) -> list[str]:
         names = []
     return [
         upper.upperdir,
+        *upper.saved_directories,
         *(f"{private}/{name}" for name in names if not (upper.carried and name == CARRIED)),
     ]

@@ -148,6 +148,8 @@ LONGEST = {
     "workspace_session_id": 128,
     "command_session_id": 128,
     "draft_id": 128,
+    "checkpoint_id": 128,
+    "label": 256,
     "after": 128,
     "cursor": 65536,
 }

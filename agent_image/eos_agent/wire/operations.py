@@ -24,6 +24,7 @@ from eos_agent.wire.operation import (
     Operation,
     ResultField,
 )
+from eos_agent.wire.operations_checkpoint import CHECKPOINT, RESTORE
 from eos_agent.wire.operations_diff import DIFF_SESSION
 from eos_agent.wire.operations_files import CONTRACT_FILES, MORE_FILES
 from eos_agent.wire.operations_observe import OBSERVABILITY
@@ -535,6 +536,12 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("kept_open", "boolean", "with keep_open: whether the session stayed open", ours=True),
             ResultField("base_version", "integer", "with keep_open: the version that it sees now", ours=True),
             ResultField(
+                "checkpoints_ended",
+                "array",
+                "with keep_open: ids of the session's checkpoints, which ended; absent when there were none",
+                ours=True,
+            ),
+            ResultField(
                 "address",
                 "string",
                 "with keep_open, isolated: its address, which may be another one",
@@ -598,7 +605,12 @@ RUNTIME: tuple[Operation, ...] = (
         related=("create_workspace_session", "list_commands"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 list_workspace_sessions",),
         result=(
-            ResultField("sessions", "array", "each with `commands`, those that run in it, 20 at most"),
+            ResultField(
+                "sessions",
+                "array",
+                "each with `commands`, those that run in it, 20 at most, and `checkpoints` (checkpoint_id, "
+                "label, created_unix_ms, changed_files, undoes); absent without any",
+            ),
             ResultField("drafts", "array", "as list_drafts has them, the newest 50; absent without any"),
             ResultField("draft_count", "integer", "number of all drafts; absent without any"),
             ResultField(
@@ -867,6 +879,8 @@ RUNTIME: tuple[Operation, ...] = (
     *MORE_FILES,
     APPLY_PATCH,
     DIFF_SESSION,
+    CHECKPOINT,
+    RESTORE,
     Operation(
         "list_versions",
         "runtime",

@@ -79,6 +79,12 @@ REBASE = Operation(
             "no longer has; "
             "absent when there are none",
         ),
+        ResultField(
+            "checkpoints_ended",
+            "array",
+            "ids of the session's checkpoints, which ended: they are states on the version before; absent "
+            "when there were none",
+        ),
         ResultField("address", "string", "isolated: its address, which may be another one"),
     ),
     sets=AGENT_SETS,

@@ -1,0 +1,119 @@
+"""The operations checkpoint_session and restore_session: undo inside an explicit session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eos_agent.base import telemetry
+from eos_agent.sessions.checkpoint_rows import ended, row
+from eos_agent.sessions.next_call import rebase_hint
+from eos_agent.sessions.publish import SESSION_BUSY, check_idle, go_on
+from eos_agent.sessions.refusal import RefusedOperation, not_resumed, refusal
+from eos_agent.sessions.session import EXPLICIT, Session
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.table import Sessions
+    from layerstack.session.checkpoints import Checkpoint
+
+T = TypeVar("T")
+BUSY_HINT = "end them first: the session starts with a new init"
+CHECKPOINT = RefusedOperation("checkpoint", rebase_hint)
+RESTORE = RefusedOperation("restore", rebase_hint)
+
+
+async def checkpoint(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Make the state of a session a checkpoint. A session with writes since the last one is mounted again, by
+    a new init.
+
+    Raises:
+        OperationError: operation_failed: session_busy, implicit_session, layer_limit, or an error of the
+            disk. The session is unchanged unless `session_retained` is false; then `draft_id` has its work.
+    """
+    async with sessions.use(args["workspace_session_id"]) as session:
+        await _check(session, CHECKPOINT)
+        upper, label = session.upper, args.get("label")
+        restarts = await sessions.pool.run(lambda: upper.has_writes)
+        done = await _change(
+            sessions, session, lambda: upper.checkpoint(label), CHECKPOINT, request_id, restarts=restarts
+        )
+    return {"workspace_session_id": session.id, **row(done.checkpoint), **_also(session, done.dropped)}
+
+
+async def restore(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Return to a checkpoint; the state before is a checkpoint too, `undo_checkpoint_id`.
+
+    Raises:
+        OperationError: checkpoint_not_found; else as `checkpoint`.
+    """
+    async with sessions.use(args["workspace_session_id"]) as session:
+        await _check(session, RESTORE)
+        upper = session.upper
+        try:
+            target = upper.saved.find(args.get("checkpoint_id"))
+        except Exception as error:
+            raise refusal(sessions, session, error, RESTORE, retained=True) from error
+        restarts = target.layer != upper.saved.top or await sessions.pool.run(lambda: upper.has_writes)
+        done = await _change(
+            sessions,
+            session,
+            lambda: upper.restore(target.checkpoint_id),
+            RESTORE,
+            request_id,
+            restarts=restarts,
+        )
+    found = {
+        "workspace_session_id": session.id,
+        "checkpoint_id": target.checkpoint_id,
+        **({} if target.label is None else {"label": target.label}),
+        "restored": done.undo is not None,
+    }
+    if done.undo is not None:
+        found["undo_checkpoint_id"] = done.undo.checkpoint_id
+    return {**found, **_also(session, done.dropped)}
+
+
+async def _check(session: Session, operation: RefusedOperation) -> None:
+    """Refuse an implicit session, and one in which a process runs."""
+    if session.policy != EXPLICIT:
+        message = f"workspace session {session.id} publishes by itself"
+        raise OperationError(
+            OPERATION_FAILED, message, {"workspace_session_id": session.id}, reason="implicit_session"
+        )
+    await session.await_commands(0, operation.name, reason=SESSION_BUSY)
+    await check_idle(session, operation.name, hint=BUSY_HINT)
+
+
+async def _change(
+    sessions: Sessions,
+    session: Session,
+    change: Callable[[], T],
+    operation: RefusedOperation,
+    request_id: str,
+    *,
+    restarts: bool,
+) -> T:
+    """Run a change of the upper. restarts: it needs the upper offline: init ends, and a new one starts."""
+    if not restarts:
+        try:
+            return await sessions.captures.run(change, request_id=request_id)
+        except Exception as error:
+            raise refusal(sessions, session, error, operation, retained=True) from error
+    session.ending = True
+    session.state = "finalizing"
+    with telemetry.span("workspace_session.remount", workspace_session_id=session.id):
+        await session.init.end(sessions.grace_s)
+        try:
+            done = await sessions.captures.run(change, request_id=request_id)
+        except Exception as error:
+            retained = await go_on(sessions, session)
+            raise refusal(sessions, session, error, operation, retained=retained, restarted=True) from error
+        if not await go_on(sessions, session):
+            raise not_resumed(sessions, session, operation)
+    return done
+
+
+def _also(session: Session, dropped: Iterable[Checkpoint]) -> dict[str, Any]:
+    address = session.init.address
+    return {**ended(dropped), **({} if address is None else {"address": address})}
