@@ -7,13 +7,13 @@ first of them, not the name, say what it is.
 from __future__ import annotations
 
 import base64
-import struct
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import mcp.types as types
 
+from eos_mcp.mcp import media_bytes
 from eos_mcp.mcp.json_values import Object, is_object
 
 MEDIA_BYTES = 3 << 20
@@ -37,17 +37,6 @@ def media_type(head: bytes) -> str | None:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for magic, kind in MAGIC if head.startswith(magic)), None)
-
-
-def pixels(raw: bytes) -> dict[str, int]:
-    """Width and height of a PNG or GIF, whose header has them; empty for others."""
-    if raw.startswith(MAGIC[0][0]) and len(raw) >= 24:
-        width, height = struct.unpack(">II", raw[16:24])
-    elif raw.startswith(b"GIF8") and len(raw) >= 10:
-        width, height = struct.unpack("<HH", raw[6:10])
-    else:
-        return {}
-    return {"width": width, "height": height}
 
 
 def may_be_media(args: Mapping[str, Any], reply: Object) -> bool:
@@ -79,14 +68,30 @@ async def fetched(args: Mapping[str, Any], reply: dict[str, Any], ask: Ask) -> d
         if size > MEDIA_BYTES:
             return _too_large(reply, kind, size)
         if page["next_offset"] is None:
-            about = {"path": page["path"], "media_type": kind, "total_bytes": size, **pixels(bytes(raw[:32]))}
-            return {**about, "content": base64.b64encode(raw).decode("ascii")}
+            return _whole(reply, str(page["path"]), kind, bytes(raw))
     return reply
 
 
+def _whole(reply: dict[str, Any], path: str, kind: str, raw: bytes) -> dict[str, Any]:
+    """The result with all bytes; the refusal with a hint if they cannot be shown."""
+    why = media_bytes.flaw(kind, raw)
+    if why is not None:
+        hint = f"it begins as {kind}, but {why}; encoding base64 reads its bytes"
+        return _hinted(reply, kind, len(raw), hint)
+    about: dict[str, Any] = {"path": path, "media_type": kind, "total_bytes": len(raw)}
+    size = None if kind == PDF else media_bytes.pixels(kind, raw)
+    if size is not None:
+        about |= {"width": size[0], "height": size[1]}
+    return {**about, "content": base64.b64encode(raw).decode("ascii")}
+
+
 def _too_large(reply: dict[str, Any], kind: str, size: int) -> dict[str, Any]:
-    failure = dict(reply["error"])
     hint = f"it is {kind} of {size} bytes, at most {MEDIA_BYTES} can be shown: make a smaller copy of it"
+    return _hinted(reply, kind, size, hint)
+
+
+def _hinted(reply: dict[str, Any], kind: str, size: int, hint: str) -> dict[str, Any]:
+    failure = dict(reply["error"])
     failure["details"] = {**failure["details"], "media_type": kind, "total_bytes": size, "hint": hint}
     return {**reply, "error": failure}
 

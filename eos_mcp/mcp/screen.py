@@ -11,6 +11,8 @@ import unicodedata
 
 ROWS, COLUMNS = 24, 80
 REPEAT_MAX = 10_000
+REPEATS_MAX = 200_000
+"""Characters that one screen repeats at the request of REP; six bytes ask for eighty."""
 _TOKEN = re.compile(
     r"\x1b\[(?P<mark>[<-?]?)(?P<numbers>[0-9;:]*)[ -/]*(?P<final>[@-~])"
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
@@ -31,6 +33,7 @@ class Screen:
         self._rows, self._columns = rows, columns
         self._rest = ""
         self._last = " "
+        self._repeats = REPEATS_MAX
         self._saved = (0, 0)
         self._reset()
 
@@ -192,7 +195,9 @@ class Screen:
             end = min(self._columns, at + count)
             row[at:end] = " " * (end - at)
         elif final == "b":
-            for _ in range(min(count, self._columns)):
+            count = min(count, self._columns, self._repeats)
+            self._repeats -= count
+            for _ in range(count):
                 self._write(self._last)
 
     def _erase_screen(self, how: int) -> None:

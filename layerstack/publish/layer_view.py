@@ -31,10 +31,20 @@ class LayerView:
         self._displaced = displaced
 
     def listed(self, path: str) -> str | None:
-        """Give the kind of the layer's own entry at the path; None when it has none."""
+        """Give the kind of the layer's own entry at the path; None when it has none.
+
+        A symlink of the layer is not followed: it may lead anywhere outside, so nothing is below it.
+        """
+        for above in ancestors(path)[1:]:
+            if self._kind(above) != DIRECTORY:
+                return None
+        return self._kind(path)
+
+    def _kind(self, path: str) -> str | None:
+        """Give the kind of the layer's entry. The directories above it are directories of the layer."""
         try:
             status = os.lstat(self.tree.full(path))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
         kind = kind_of(status.st_mode)
         return kind if kind in (FILE, DIRECTORY, LINK) else WHITEOUT
@@ -42,9 +52,9 @@ class LayerView:
     def is_hidden(self, path: str) -> bool:
         """Check whether the layer, which has no entry of its own at the path, hides the head's."""
         for above in ancestors(path):
-            kind = self.listed(above)
+            kind = self._kind(above)
             if kind is None:
-                continue
+                return False
             if kind != DIRECTORY or self.tree.opaque(above):
                 return True
             under = self.head.find(above)
@@ -110,7 +120,10 @@ class LayerView:
                 self.tree.put(path, state)
             else:
                 self.tree.replace(path, state)
-        self.edits.append(Write(path, state) if state.body is not None else Bring(path, state))
+        if state.body is None:
+            self.edits.append(Bring(path, state))
+        else:  # the written file's state: the bytes of thousands of files would not fit in memory
+            self.edits.append(Write(path, self.tree.state(path)))
         self.added.add(path)
 
     def put_tree(self, source: Chain, path: str, target: str, wanted: Callable[[str], bool]) -> None:

@@ -235,8 +235,9 @@ class _Taker:
             f"{who}{version}",
         )
         found = mark(*texts, labels, adjacent=self.on.rules.merge_adjacent)
-        if found is None:
-            self.why[case.path] = "marker_length"
+        if isinstance(found, str):
+            self.why[case.path] = found
+            return None
         return found
 
     # ---- step 3

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from layerstack.errors import UnresolvedConflicts
+from layerstack.model import cancel
 from layerstack.model.conflict import path_json
-from layerstack.model.paths import byte_order, join
+from layerstack.model.paths import ancestors, byte_order, join
 from layerstack.model.resolution import Unresolved
 from layerstack.text.lines import TEXT_MAX
 from layerstack.text.markers import lines_left
@@ -17,12 +18,12 @@ from layerstack.tree.disk import Tree
 from layerstack.tree.state import DIRECTORY, FILE, State
 
 PATHS_SHOWN = 100
-MOVED_MAX = 1000
-"""Changed files that are searched when a file with markers is no longer at its path, since it may be
-renamed.
+MOVED_MAX, MOVED_BYTES = 100_000, 1 << 30
+"""Changed files, and bytes of them, that are searched when a file with markers is no longer at its path,
+since it may be renamed. The publication itself reads and syncs all of them.
 """
 _SIZE_MAX = 4 * TEXT_MAX
-"""Largest file that is searched, in bytes: three texts, their markers, and later additions."""
+"""Bytes of a file that are searched: more than a rebase writes into one."""
 
 
 def to_json(unresolved: Unresolved) -> dict[str, list[str]]:
@@ -65,31 +66,25 @@ def check(unresolved: Unresolved, tree: Tree) -> None:
 def refusal(unresolved: Unresolved, tree: Tree) -> UnresolvedConflicts | None:
     """Give the refusal of captured work, or None when no marker line is left in its files.
 
-    Cost: a read of each file in `unresolved`; of at most MOVED_MAX changed files if one of those is removed.
+    Cost: a read of each file in `unresolved`; of MOVED_MAX changed files or MOVED_BYTES at most if one of
+    those is removed.
     """
     found: list[tuple[str, Sequence[int]]] = []
     moved: set[str] = set()
-    files: dict[str, frozenset[str]] = {}
+    listing = _Names(tree)
     for path in sorted(unresolved, key=byte_order):
-        above, _, name = path.rpartition("/")
-        if above not in files:
-            files[above] = _files_in(tree, above)
-        if name not in files[above]:
+        if listing.kind(path) != FILE:
             moved.update(unresolved[path])
             continue
         lines = _left(tree.state(path), unresolved[path])
         if lines:
             found.append((path, lines))
     if moved:
-        for number, path in enumerate(_files(tree, "")):
-            if number == MOVED_MAX:
-                break
-            if path not in unresolved and (lines := _left(tree.state(path), moved)):
-                found.append((path, lines))
+        found += _moved(tree, unresolved, moved)
     if not found:
         return None
     shown = [{**path_json(path), "lines": list(lines)} for path, lines in found[:PATHS_SHOWN]]
-    names = ", ".join(f"{path} line {lines[0]}" for path, lines in found[:3])
+    names = ", ".join(f"{path_json(path)['path']} line {lines[0]}" for path, lines in found[:3])
     more = f", and {len(found) - 3} more" if len(found) > 3 else ""
     return UnresolvedConflicts(
         f"{len(found)} files contain conflict markers of a rebase: {names}{more}",
@@ -102,18 +97,43 @@ def refusal(unresolved: Unresolved, tree: Tree) -> UnresolvedConflicts | None:
     )
 
 
+def _moved(tree: Tree, unresolved: Unresolved, moved: Collection[str]) -> Iterator[tuple[str, Sequence[int]]]:
+    """Search the other changed files for marker lines of files that are no longer at their paths."""
+    least, left = min(map(len, moved)), MOVED_BYTES
+    for number, path in enumerate(_files(tree, "")):
+        if number == MOVED_MAX or left < 0:
+            return
+        cancel.check()
+        if path not in unresolved and (state := tree.state(path)).size >= least:
+            left -= min(state.size, _SIZE_MAX)
+            if lines := _left(state, moved):
+                yield path, lines
+
+
 def _left(state: State, lines: Collection[str]) -> list[int]:
-    if state.kind != FILE or state.size > _SIZE_MAX:
-        return []
-    return lines_left(state.data(), lines)
+    return lines_left(state.data(_SIZE_MAX), lines) if state.kind == FILE else []
 
 
-def _files_in(tree: Tree, folder: str) -> frozenset[str]:
-    """List the names of the files in a directory of the layer; of any other path, nothing."""
-    try:
-        return frozenset(name for name, kind in tree.scan(folder) if kind == FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        return frozenset()
+class _Names:
+    """The names in the directories of a layer, each read once. Nothing is below a symlink, which may lead
+    outside.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._read: dict[str, dict[str, str]] = {}
+
+    def kind(self, path: str) -> str | None:
+        """Give the kind of the layer's entry at the path; None when it has none."""
+        kind: str | None = DIRECTORY
+        for at in (*ancestors(path)[1:], path):
+            if kind != DIRECTORY:
+                return None
+            above, _, name = at.rpartition("/")
+            if above not in self._read:
+                self._read[above] = {entry.name: entry.kind for entry in self._tree.scan(above)}
+            kind = self._read[above].get(name)
+        return kind
 
 
 def _files(tree: Tree, folder: str) -> Iterator[str]:

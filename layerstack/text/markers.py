@@ -18,12 +18,15 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
+from layerstack.text.lines import TEXT_MAX
 from layerstack.text.merge import merge
 
 SHORTEST, LONGEST = 7, 200
 """Characters of a marker, without its label."""
 LABEL_MAX = 100
 """Characters of a label."""
+MARKED_MAX = 2 * TEXT_MAX
+"""Bytes of all hunks of a text; a hunk of one line has some three hundred bytes of markers."""
 LINES_SHOWN = 20
 """Numbers of lines that `lines_left` gives at most."""
 
@@ -47,31 +50,37 @@ class Marked(NamedTuple):
     lines: tuple[str, ...]
 
 
-def mark(base: bytes, ours: bytes, theirs: bytes, labels: Labels, *, adjacent: bool) -> Marked | None:
+def mark(base: bytes, ours: bytes, theirs: bytes, labels: Labels, *, adjacent: bool) -> Marked | str:
     """Merge three texts as `merge` does, each hunk written with markers.
 
     Returns:
-        None when markers would need more than LONGEST characters.
+        The reason when markers cannot be written: `marker_length`, they would need more than LONGEST
+        characters; `too_large`, the hunks would have more than MARKED_MAX bytes.
     """
     size = 1 + max(
         (len(found[1]) for text in (base, ours, theirs) for found in _LIKE_MARKER.finditer(text)),
         default=SHORTEST - 1,
     )
     if size > LONGEST:
-        return None
+        return "marker_length"
     names = [_label(label) for label in labels]
     lines = tuple(f"{sign * size} {name}" for sign, name in zip("<|>", names, strict=True))
     end = b"\r\n" if b"\r\n" in ours[:4096] and b"\r\n" in theirs[:4096] else b"\n"
     opening, middle, closing = (line.encode() + end for line in lines)
     parting = b"=" * size + end
 
+    written = 0
+
     def hunk(b: bytes, o: bytes, t: bytes) -> bytes:
+        nonlocal written
         closed = [text if not text or text.endswith(b"\n") else text + end for text in (b, o, t)]
-        return b"".join((opening, closed[1], middle, closed[0], parting, closed[2], closing))
+        whole = b"".join((opening, closed[1], middle, closed[0], parting, closed[2], closing))
+        written += len(whole)
+        return whole if written <= MARKED_MAX else b""
 
     merged = merge(base, ours, theirs, adjacent=adjacent, write_hunk=hunk).content
     assert merged is not None
-    return Marked(merged, lines)
+    return Marked(merged, lines) if written <= MARKED_MAX else "too_large"
 
 
 def _label(text: str) -> str:

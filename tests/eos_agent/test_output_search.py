@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
 import pytest
@@ -90,6 +92,24 @@ def test_an_expression_without_an_end_is_stopped_and_the_agent_answers_meanwhile
     with pytest.raises(Failed) as refused:
         read(shared_agent, command, pattern="(a+)+$")
     assert refused.value.reason == "search_too_slow"
+
+
+def test_an_expression_that_is_slow_to_compile_costs_the_agent_nothing(
+    shared_agent: Agent, session: str
+) -> None:
+    command = started(shared_agent, session, "echo x")
+    read(shared_agent, command, wait_ms=60_000)
+    before = processor_s(shared_agent.pid)
+    with contextlib.suppress(Failed):  # search_too_slow on a slow processor
+        read(shared_agent, command, pattern="(?i)" + "[a-\uffff]" * 140)
+    assert processor_s(shared_agent.pid) - before < 0.5, "it needs some two seconds"
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process without its children, in seconds."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_the_line_in_which_a_screen_begins_is_named_while_it_is_on(shared_agent: Agent, session: str) -> None:

@@ -97,19 +97,30 @@ def test_a_large_image_is_put_together_from_pages_and_goes_out_as_image_content(
     assert block.mime_type == "image/png" and "content" not in reply
 
 
+JPEG = b"\xff\xd8\xff\xe0\0\4ab\xff\xff\xc0\0\x0b\x08\0\3\0\2\1\1\x11\0\xff\xd9"
+GIF = b"GIF89a\x02\x00\x03\x00\xff;"
+WEBP = b"RIFF\x16\0\0\0WEBPVP8 \x0a\0\0\0\0\0\0\x9d\x01\x2a\2\0\3\0"
+VP8X = b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\x80\0\0\0\1\0\0\2\0\0"
+VP8L = b"RIFF\x12\0\0\0WEBPVP8L\5\0\0\0\x2f\1\x80\0\0\0"
+PAPER = b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n%%EOF\n"
+
+
 @pytest.mark.parametrize(
     ("raw", "kind"),
     [
-        (b"\xff\xd8\xff\xe0" + bytes(40), "image/jpeg"),
-        (b"GIF89a\x02\x00\x03\x00\xff", "image/gif"),
-        (b"RIFF\x80\0\0\0WEBPVP8 ", "image/webp"),
-        (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "application/pdf"),
+        (JPEG, "image/jpeg"),
+        (GIF, "image/gif"),
+        (WEBP, "image/webp"),
+        (VP8X, "image/webp"),
+        (VP8L, "image/webp"),
+        (PAPER, "application/pdf"),
     ],
 )
 def test_each_kind_is_told_by_its_first_bytes(tmp_path: Path, raw: bytes, kind: str) -> None:
     (tmp_path / "f x").write_bytes(raw)
     reply, _ = read(tmp_path, "f x")
     assert (reply["media_type"], reply["total_bytes"]) == (kind, len(raw))
+    assert kind == media.PDF or (reply["width"], reply["height"]) == (2, 3)
     (block,) = media.taken_out(reply)
     if isinstance(block, types.EmbeddedResource):
         assert isinstance(block.resource, types.BlobResourceContents)
@@ -127,3 +138,27 @@ def test_another_file_that_is_no_text_and_one_that_is_too_large_stay_refused(tmp
     assert reply["error"]["details"]["media_type"] == "image/png" and calls == 2
     assert "at most 3145728" in reply["error"]["details"]["hint"]
     assert media.taken_out(reply) == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (png(3, 4)[:-12], "its end is missing"),
+        (JPEG[:-2], "its end is missing"),
+        (GIF[:-1], "its end is missing"),
+        (WEBP[:4] + b"\x80" + WEBP[5:], "its end is missing"),
+        (PAPER[:-6], "its end is missing"),
+        (png(0, 4), "it has no size in pixels"),
+        (b"\xff\xd8\xff\xe0" + bytes(40), "it has no size in pixels"),
+        (b"RIFF\x80\0\0\0WEBPabcd", "it has no size in pixels"),
+        (png(1, 1)[:16] + b"\xff" * 8 + png(1, 1)[24:], "it is 4294967295 x 4294967295 pixels"),
+        (b"\x89PNG\r\n\x1a\n\xff", "it has no size in pixels"),
+    ],
+)
+def test_an_image_that_clients_cannot_show_stays_refused_with_the_reason(
+    tmp_path: Path, raw: bytes, why: str
+) -> None:
+    """One such image in a conversation makes an API refuse all of it."""
+    (tmp_path / "f").write_bytes(raw)
+    reply, _ = read(tmp_path, "f")
+    assert why in reply["error"]["details"]["hint"] and media.taken_out(reply) == []

@@ -109,3 +109,18 @@ def test_raw_output_stays_raw() -> None:
     assert not terminal_output.wanted("exec_command", {"raw": True}, {"output": "\x1b[1m"})
     assert not terminal_output.wanted("exec_command", {}, {"error": {}})
     assert not terminal_output.wanted("file_read", {}, {"content": "\x1b[1m"})
+
+
+def test_a_flood_of_repeated_characters_costs_no_more_than_their_bytes_and_a_bound() -> None:
+    class CountingScreen(Screen):
+        written = 0
+
+        def _write(self, character: str) -> None:
+            self.written += 1
+            super()._write(character)
+
+    screen = CountingScreen()
+    flood = "x" + "\x1b[80b" * 20_000
+    screen.feed(flood)
+    assert screen.written < 2 * len(flood)
+    assert screen.lines() == ["x" * 80] * 23 + ["x"]

@@ -31,7 +31,7 @@ from eos_agent.files.dirfd import (
     regular,
 )
 from eos_agent.files.move import PASSING, delete, move, passing_place, stat_path
-from eos_agent.files.patch_mount import apply_patch
+from eos_agent.files.patch_mount import apply_patch, undo_patch
 from eos_agent.files.search import Tell, search
 from eos_agent.kernel.passwd import find_account
 from eos_agent.wire.encoding import BASE64, UTF8, encoding_of, read_window
@@ -52,7 +52,7 @@ def perform_in_mount(
 
     Args:
         name: read | write | edit | list | stat | delete | move | patch | search; account: look up the `user`
-            of a command.
+            of a command; undo_patch.
         args: the operation's checked arguments; `max_bytes` and `max_entries` are the configured limits. A
             search sets a timer and limits of the process that runs it, so it needs a process of its own.
         data: the content to write.
@@ -272,4 +272,5 @@ _OPERATIONS: dict[str, Callable[[int, str, Mapping[str, Any]], dict[str, Any]]] 
     "delete": delete,
     "move": move,
     "patch": apply_patch,
+    "undo_patch": undo_patch,
 }

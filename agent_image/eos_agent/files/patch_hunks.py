@@ -20,7 +20,15 @@ from eos_agent.wire.workspace_path import shown
 
 MOST_PLACES = 20
 SHOWN_LINES, SHOWN_CHARACTERS = 12, 1500
-_COMMON = 50  # a line in more places than this does not help to find the nearest one
+SEARCH_MAX = 20_000_000
+"""Lines that the searches for all hunks of one patch may compare: a few seconds."""
+FEW_SEARCHES = 8
+"""Searches in one file that scan it; more of them use a table of its lines."""
+_COMMON = 10  # a line in more places than this does not help to find the nearest one
+
+
+Form = Callable[[bytes], bytes]
+"""A line -> what of it is compared: all, or all but white space at its end."""
 
 
 class Applied(NamedTuple):
@@ -31,10 +39,28 @@ class Applied(NamedTuple):
     """Number of hunks that were found at another line than the patch says."""
 
 
+class Effort:
+    """Lines that may still be compared."""
+
+    def __init__(self, left: int = SEARCH_MAX) -> None:
+        self._left = left
+
+    def spend(self, lines: int, path: str, number: int) -> None:
+        """Raises OperationError, reason edit_too_large, when too few are left."""
+        self._left -= lines
+        if self._left < 0:
+            details = {"path": shown(path), "hunk": number, "max_compared_lines": SEARCH_MAX}
+            details["hint"] = "apply the patch in several parts, or give the line numbers of its hunks"
+            message = f"patch: the search for its hunks took too long at hunk {number} of {shown(path)}"
+            raise OperationError(INVALID_REQUEST, message, details, reason="edit_too_large")
+
+
 class _Lines:
     """A text as lines, each with its own end."""
 
     def __init__(self, raw: bytes) -> None:
+        self._where: dict[Form, dict[bytes, list[int]]] = {}
+        self.searches = 0
         self.bom = raw.startswith(BOM)
         pieces = (raw[3:] if self.bom else raw).split(b"\n")
         last = pieces.pop()
@@ -48,6 +74,15 @@ class _Lines:
             self.texts.append(last)
             self.ends.append(b"")
 
+    def where(self, form: Form) -> dict[bytes, list[int]]:
+        """Line in a form -> its places, ascending; made once."""
+        if form not in self._where:
+            found: dict[bytes, list[int]] = defaultdict(list)
+            for at, text in enumerate(self.texts):
+                found[form(text)].append(at)
+            self._where[form] = dict(found)
+        return self._where[form]
+
 
 class _Place(NamedTuple):
     at: int
@@ -59,20 +94,24 @@ class _Place(NamedTuple):
     file."""
 
 
-def apply_hunks(raw: bytes, hunks: Sequence[PatchHunk], path: str) -> Applied:
+def apply_hunks(raw: bytes, hunks: Sequence[PatchHunk], path: str, effort: Effort | None = None) -> Applied:
     """Apply all hunks to `raw`. Hunks are searched in the old content, so they may come in any order.
 
+    Args:
+        effort: of the whole patch; None: that of this file alone.
     Raises:
         OperationError: invalid_request; hunk_not_found with the nearest place and its text, hunk_ambiguous
-            with the lines where the hunk fits, hunk_overlap.
-    Cost: O(size of the file + size of the hunk) for each hunk.
+            with the lines where the hunk fits, hunk_overlap; edit_too_large when `effort` is used up.
+    Cost: O(size of the file + sizes of the hunks), if each hunk has a line that is rare in the file.
     """
+    effort = Effort() if effort is None else effort
     lines = _Lines(raw)
     places: list[_Place] = []
     cursor = shift = added = removed = moved = 0
     for number, hunk in enumerate(hunks, 1):
         old = [_plain(text) for text in hunk.old]
-        at = _find(lines, hunk, old, cursor, shift, path, number)
+        search = _Search(lines, path, number, effort)
+        at = search.find(hunk, old, cursor, shift)
         if hunk.start is not None and at != hunk.start - 1:
             moved += at != hunk.start - 1 + shift or shift == 0
             shift = at - (hunk.start - 1)
@@ -93,43 +132,89 @@ def _plain(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape").removesuffix(b"\r")
 
 
-def _find(
-    lines: _Lines, hunk: PatchHunk, old: list[bytes], cursor: int, shift: int, path: str, number: int
-) -> int:
-    """Return the index of the first line that the hunk replaces."""
-    texts = lines.texts
-    anchored = _anchored(texts, hunk.anchors, cursor)
-    if hunk.anchors and anchored is None:
-        raise _missing(texts, [_plain(anchor) for anchor in hunk.anchors], path, number, "its @@ line")
-    if not old:
-        if hunk.start is not None and hunk.start - 1 <= len(texts):
-            return hunk.start - 1
-        if hunk.start is not None:
-            raise _missing(texts, old, path, number, f"line {hunk.start}")
-        if anchored is not None and len(anchored) > 1:
-            raise _ambiguous(anchored, path, number)
-        return anchored[0] if anchored else len(texts)
-    forms: tuple[Callable[[bytes], bytes], ...] = (bytes, bytes.rstrip)
-    for form in forms:
-        wanted = [form(text) for text in old]
-        have = texts if form is bytes else [form(text) for text in texts]
-        if hunk.start is not None:
-            for at in dict.fromkeys((hunk.start - 1 + shift, hunk.start - 1)):
-                if at >= 0 and have[at : at + len(wanted)] == wanted:
-                    return at
-        found = _places(have, wanted)
-        if hunk.at_end:
-            found = [at for at in found if at + len(wanted) == len(texts)]
-        if anchored is not None:
-            nearest = [_after(found, top) for top in anchored]
-            found = list(dict.fromkeys(at for at in nearest if at is not None))
-        elif hunk.start is None and len(found) > 1:
-            found = [at for at in found if at >= cursor] or found
-        if len(found) > 1:
-            raise _ambiguous(found, path, number)
-        if found:
-            return found[0]
-    raise _missing(texts, old, path, number, "its lines")
+class _Search(NamedTuple):
+    """The search for one hunk."""
+
+    lines: _Lines
+    path: str
+    number: int
+    effort: Effort
+
+    def find(self, hunk: PatchHunk, old: list[bytes], cursor: int, shift: int) -> int:
+        """Return the index of the first line that the hunk replaces."""
+        texts, path, number = self.lines.texts, self.path, self.number
+        anchored = self.anchored(hunk.anchors)
+        if hunk.anchors and anchored is None:
+            raise _missing(texts, [_plain(anchor) for anchor in hunk.anchors], path, number, "its @@ line")
+        if not old:
+            if hunk.start is not None and hunk.start - 1 <= len(texts):
+                return hunk.start - 1
+            if hunk.start is not None:
+                raise _missing(texts, old, path, number, f"line {hunk.start}")
+            if anchored is not None and len(anchored) > 1:
+                raise _ambiguous(anchored, path, number)
+            return anchored[0] if anchored else len(texts)
+        forms: tuple[Form, ...] = (bytes, bytes.rstrip)
+        for form in forms:
+            wanted = [form(text) for text in old]
+            if hunk.start is not None:
+                for at in dict.fromkeys((hunk.start - 1 + shift, hunk.start - 1)):
+                    if self.is_at(at, wanted, form):
+                        return at
+            found = self.places(wanted, form)
+            if hunk.at_end:
+                found = [at for at in found if at + len(wanted) == len(texts)]
+            if anchored is not None:
+                nearest = [_after(found, top) for top in anchored]
+                found = list(dict.fromkeys(at for at in nearest if at is not None))
+            elif hunk.start is None and len(found) > 1:
+                found = [at for at in found if at >= cursor] or found
+            if len(found) > 1:
+                raise _ambiguous(found, path, number)
+            if found:
+                return found[0]
+        raise _missing(texts, old, path, number, "its lines")
+
+    def anchored(self, anchors: Sequence[str]) -> list[int] | None:
+        """Return the line after each place of the last anchor below the other anchors; None if an anchor is
+        missing."""
+        if not anchors:
+            return None
+        texts = self.lines.texts
+        starts = [0]
+        for depth, anchor in enumerate(anchors):
+            wanted = _plain(anchor).strip()
+            top = min(starts)
+            self.effort.spend(len(texts) - top, self.path, self.number)
+            places = [at for at in range(top, len(texts)) if texts[at].strip() == wanted]
+            if not places:
+                places = [at for at in range(top, len(texts)) if texts[at].strip().startswith(wanted)]
+            if not places:
+                return None
+            last = depth == len(anchors) - 1
+            starts = [at + 1 for at in (places if last else places[:1])]
+        return starts
+
+    def is_at(self, at: int, wanted: list[bytes], form: Form) -> bool:
+        """Check whether the wanted lines are at this place."""
+        if at < 0 or at + len(wanted) > len(self.lines.texts):
+            return False
+        self.effort.spend(len(wanted), self.path, self.number)
+        have = self.lines.texts[at : at + len(wanted)]
+        return have == wanted or (form is not bytes and [form(text) for text in have] == wanted)
+
+    def places(self, wanted: list[bytes], form: Form) -> list[int]:
+        """Return the places of `wanted`, ascending."""
+        self.lines.searches += 1
+        if self.lines.searches > FEW_SEARCHES:
+            where = self.lines.where(form)
+            rarest = min(range(len(wanted)), key=lambda offset: len(where.get(wanted[offset], ())))
+            hits = where.get(wanted[rarest], [])
+            if len(hits) * len(wanted) <= len(self.lines.texts):
+                return [at - rarest for at in hits if self.is_at(at - rarest, wanted, form)]
+        self.effort.spend(len(self.lines.texts), self.path, self.number)
+        texts = self.lines.texts
+        return _scan(texts if form is bytes else [form(text) for text in texts], wanted)
 
 
 def _after(found: list[int], top: int) -> int | None:
@@ -138,26 +223,7 @@ def _after(found: list[int], top: int) -> int | None:
     return found[index] if index < len(found) else None
 
 
-def _anchored(texts: list[bytes], anchors: Sequence[str], cursor: int) -> list[int] | None:
-    """Return the line after each place of the last anchor below the other anchors; None if an anchor is
-    missing."""
-    starts = [0]
-    for depth, anchor in enumerate(anchors):
-        wanted = _plain(anchor).strip()
-        top = min(starts)
-        places = [at for at in range(top, len(texts)) if texts[at].strip() == wanted]
-        if not places:
-            places = [at for at in range(top, len(texts)) if texts[at].strip().startswith(wanted)]
-        if not places:
-            return None
-        last = depth == len(anchors) - 1
-        starts = [at + 1 for at in (places if last else places[:1])]
-    if not anchors:
-        return None
-    return starts
-
-
-def _places(have: list[bytes], wanted: list[bytes]) -> list[int]:
+def _scan(have: list[bytes], wanted: list[bytes]) -> list[int]:
     """Return the places of `wanted` in `have`, by the algorithm of Knuth, Morris and Pratt, so that a long
     hunk of equal lines is not slower than others.
     """

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
@@ -41,7 +43,10 @@ from layerstack.model.paths import ancestors
 JOURNAL, DONE = "journal", "done"
 FORMAT = 1
 EXCHANGE, NEW, GONE = "exchange", "new", "gone"
+WORKER_S = 100.0
+"""Seconds that `clear_after_patch` waits for a worker whose helper was killed."""
 _NEW_FILE = 0o644
+_NAME_CUT, _NAMES_TRIED = 230, 1000
 
 
 class _Step(NamedTuple):
@@ -66,6 +71,7 @@ def apply_patch(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, A
 
     plan = plan_patch(args["patch"], root, read, lambda path: exists(root_fd, path), max_bytes)
     with passing_place(root_fd, args.get("passing", "")) as place_fd:
+        _lock(place_fd)  # until this process ends: `clear_after_patch` waits for that
         steps = [_stage(root_fd, place_fd, str(at), one, seen) for at, one in enumerate(plan.changes)]
         made = _missing_folders(root_fd, plan.changes)
         _note(place_fd, steps, made)
@@ -79,21 +85,43 @@ def apply_patch(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, A
     return plan.to_json()
 
 
+def undo_patch(_root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo a patch whose worker and helper were killed; an operation of the agent alone."""
+    clear_after_patch(root, args)
+    return {"type": "undo_patch"}
+
+
 def clear_after_patch(root: str, args: Mapping[str, Any]) -> None:
     """Undo a patch whose worker was killed, unless all its files were exchanged; remove the temporary
-    directory.
+    directory. A worker that lives on, since only its helper was killed, finishes the patch first.
 
     Raises:
         OSError: the temporary directory is in use; a capture leaves it out.
     """
     with opened(root, DIR_FLAGS) as root_fd:
         with contextlib.suppress(FileNotFoundError), opened(args["passing"], DIR_FLAGS, root_fd) as place_fd:
+            _lock(place_fd)
             if lstat(DONE, place_fd) is None and lstat(JOURNAL, place_fd) is not None:
                 with open(os.open(JOURNAL, FILE_FLAGS, dir_fd=place_fd), "rb") as file:
                     noted = json.loads(file.read() or b"{}")
                 if noted.get("format") == FORMAT:
                     _roll_back(root_fd, place_fd, [_Step(*step) for step in noted["steps"]], noted["made"])
         clear_place(args["passing"], root_fd)
+
+
+def _lock(place_fd: int) -> None:
+    """Lock the temporary directory. Raises BlockingIOError when another process holds the lock for
+    WORKER_S.
+    """
+    due = time.monotonic() + WORKER_S
+    while True:
+        try:
+            fcntl.flock(place_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > due:
+                raise
+            time.sleep(0.01)
 
 
 def _read(root_fd: int, path: str, max_bytes: int, seen: dict[str, os.stat_result]) -> bytes | None:
@@ -201,38 +229,68 @@ def _take(root_fd: int, place_fd: int, name: str, step: _Step, before: os.stat_r
             if error.errno not in (errno.ENOENT, errno.EEXIST):
                 raise
             raise _changed(step.path) from None
+    if before is not None:
+        old = lstat(name, place_fd)
+        if old is None or old.st_size != before.st_size or old.st_mtime_ns > before.st_mtime_ns:
+            raise _changed(step.path)  # written since; a copy-up may only make the time less exact
 
 
 def _roll_back(root_fd: int, place_fd: int, steps: list[_Step], made: list[str]) -> None:
-    """Put the old files back, the last first. A file is the patch's if it has the inode of the step."""
+    """Put the old files back, the last first. One that cannot be put back, since its directory was moved or
+    the kernel refuses, is kept as NAME.before-patch in the nearest directory.
+    """
     for at, step in reversed(list(enumerate(steps))):
         name = str(at)
-        with contextlib.suppress(OperationError), parent_of(root_fd, step.path) as (parent, own):
-            found = lstat(own, parent)
-            if step.kind == GONE:
-                if lstat(name, place_fd) is not None:
-                    _put_back(place_fd, name, parent, own)
-            elif found is not None and found.st_ino == step.inode:
-                if step.kind == NEW:
-                    os.unlink(own, dir_fd=parent)
-                else:
-                    syscalls.renameat2(
-                        name, own, syscalls.RENAME_EXCHANGE, old_dir_fd=place_fd, new_dir_fd=parent
-                    )
+        try:
+            _undo(root_fd, place_fd, name, step)
+        except (OperationError, OSError):
+            old = lstat(name, place_fd)
+            if old is not None and old.st_ino != step.inode:
+                with _nearest_folder(root_fd, step.path) as folder_fd:
+                    _keep_beside(place_fd, name, folder_fd, step.path.rpartition("/")[2])
     for folder in reversed(made):
         with contextlib.suppress(OperationError, OSError), parent_of(root_fd, folder) as (parent, own):
             os.rmdir(own, dir_fd=parent)
 
 
+def _undo(root_fd: int, place_fd: int, name: str, step: _Step) -> None:
+    """Undo one step, if it was done. A file is the patch's if it has the inode of the step."""
+    with parent_of(root_fd, step.path) as (parent, own):
+        found = lstat(own, parent)
+        if step.kind == GONE:
+            if lstat(name, place_fd) is not None:
+                _put_back(place_fd, name, parent, own)
+        elif found is not None and found.st_ino == step.inode:
+            if step.kind == NEW:
+                os.unlink(own, dir_fd=parent)
+            else:
+                syscalls.renameat2(
+                    name, own, syscalls.RENAME_EXCHANGE, old_dir_fd=place_fd, new_dir_fd=parent
+                )
+
+
 def _put_back(place_fd: int, name: str, parent: int, own: str) -> None:
     """Undo a deletion. If another process has made a file at the path since, the deleted file is restored
     beside it."""
-    for target in (own, f"{own[:200]}.before-patch"):
+    try:
+        syscalls.renameat2(name, own, syscalls.RENAME_NOREPLACE, old_dir_fd=place_fd, new_dir_fd=parent)
+    except FileExistsError:
+        _keep_beside(place_fd, name, parent, own)
+
+
+def _keep_beside(place_fd: int, name: str, folder_fd: int, own: str) -> None:
+    """Move an old file out of the temporary directory, as NAME.before-patch or the first free
+    NAME.before-patch.N.
+    """
+    start = os.fsdecode(os.fsencode(own)[:_NAME_CUT])
+    for number in range(_NAMES_TRIED):
+        end = ".before-patch" + (f".{number}" if number else "")
         with contextlib.suppress(FileExistsError):
             syscalls.renameat2(
-                name, target, syscalls.RENAME_NOREPLACE, old_dir_fd=place_fd, new_dir_fd=parent
+                name, start + end, syscalls.RENAME_NOREPLACE, old_dir_fd=place_fd, new_dir_fd=folder_fd
             )
             return
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), own)
 
 
 def _mark(found: os.stat_result) -> tuple[int, int, int, int]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from eos_agent.files.dirfd import already_exists, not_found
-from eos_agent.files.patch_hunks import Applied, apply_hunks
-from eos_agent.files.patch_text import ADD, COPY, DELETE, FilePatch, parse
+from eos_agent.files.patch_hunks import Applied, Effort, apply_hunks
+from eos_agent.files.patch_text import ADD, COPY, DELETE, UPDATE, FilePatch, parse
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 from eos_agent.wire.workspace_path import resolve, shown
 from layerstack.model.conflict import path_json
@@ -23,7 +23,8 @@ OperationError for another kind of file, and for a parent that is not a director
 
 class Plan(NamedTuple):
     changes: list[FileChange]
-    """One change for each path that differs; no path is above another one."""
+    """One change for each path that differs, deletions last, so that a file that moves is never at neither
+    path; no path is above another one."""
     files: list[dict[str, Any]]
     """Rows of the answer, in the order of the patch."""
 
@@ -57,9 +58,17 @@ class _Planner:
         self._root, self._read, self._exists, self._max_bytes = root, read, exists, max_bytes
         self._before: dict[str, _File | None] = {}
         self._now: dict[str, _File | None] = {}
+        self._leaving: set[str] = set()
+        """Paths that a part of a diff of git renames or deletes: another part may make a file there."""
+        self._made: set[str] = set()
+        """Paths at which a part of a diff of git has made a file."""
         self._total = 0
+        self._effort = Effort()
 
     def plan(self, patches: list[FilePatch]) -> Plan:
+        for patch in patches:
+            if patch.of_git and (patch.kind == DELETE or (patch.kind == UPDATE and patch.to is not None)):
+                self._leaving.add(self._path(patch.path))
         files = [self._one(patch) for patch in patches]
         changes: list[FileChange] = []
         for path, now in self._now.items():
@@ -74,6 +83,7 @@ class _Planner:
                 {"argument": "patch"},
                 reason="edit_no_change",
             )
+        changes.sort(key=lambda change: change.data is None)
         written = {change.path for change in changes if change.data is not None}
         for change in changes:
             for above in ancestors(change.path):
@@ -97,32 +107,52 @@ class _Planner:
                 path = literal  # a directory named a or b, and a patch without prefixes
         file = self._find(path)
         if patch.kind == ADD:
-            if file is not None:
+            if self._is_taken(path, patch):
                 raise _there(path, "to change a file, use `*** Update File` or a diff of its lines")
-            done = apply_hunks(b"", patch.hunks, path)
-            self._set(path, _File(done.content, None, patch.executable))
+            done = self._apply(b"", patch, path)
+            self._make(path, _File(done.content, None, patch.executable), patch)
             return _row("create", path, done)
+        if patch.of_git and patch.to is not None and (patch.kind == COPY or path in self._made):
+            file = self._before[path] or file
         if file is None:
             raise not_found(path)
         if patch.kind == DELETE:
             return self._delete(patch, path, file)
-        done = apply_hunks(file.data, patch.hunks, path)
+        done = self._apply(file.data, patch, path)
         executable = file.executable if patch.executable is None else patch.executable
         changed = _File(done.content, file.like, executable)
         if patch.to is None or (to := self._path(patch.to)) == path:
             self._set(path, changed)
             return _row("edit", path, done)
-        if self._find(to) is not None:
+        if self._is_taken(to, patch):
             raise _there(to, "delete it in the same patch, before this part, to replace it")
-        self._set(to, changed)
+        self._make(to, changed, patch)
         if patch.kind == COPY:
             return {**_row("copy", to, done), **_from(path)}
-        self._set(path, None)
+        if path not in self._made:
+            self._set(path, None)
         return {**_row("move", to, done), **_from(path)}
+
+    def _apply(self, raw: bytes, patch: FilePatch, path: str) -> Applied:
+        return apply_hunks(raw, patch.hunks, path, self._effort)
+
+    def _is_taken(self, path: str, patch: FilePatch) -> bool:
+        """Check whether a file is where the part makes one. The parts of a diff of git do not depend on their
+        order: git-apply(1) renames and copies what was there before the patch, so that two files can change
+        places.
+        """
+        if self._find(path) is None:
+            return False
+        return not patch.of_git or path not in self._leaving or path in self._made
+
+    def _make(self, path: str, file: _File, patch: FilePatch) -> None:
+        self._set(path, file)
+        if patch.of_git:
+            self._made.add(path)
 
     def _delete(self, patch: FilePatch, path: str, file: _File) -> dict[str, Any]:
         if patch.checked:
-            done = apply_hunks(file.data, patch.hunks, path)
+            done = self._apply(file.data, patch, path)
             if done.content:
                 rest = done.content.count(b"\n") + (not done.content.endswith(b"\n"))
                 message = (

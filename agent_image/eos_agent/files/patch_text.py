@@ -58,6 +58,8 @@ class FilePatch(NamedTuple):
     """The path as written in the patch, if `a/` or `b/` was removed from it."""
     checked: bool = True
     """True if the hunks of a deletion have the whole content, which must match."""
+    of_git: bool = False
+    """True for a part with git's header; its renames and copies are of the files before the patch."""
 
 
 def bad(why: str, line: int | None = None) -> OperationError:
@@ -108,7 +110,10 @@ class _Listing:
             line = self._lines[self._at].rstrip()
             self._at += 1
             if line == "*** End Patch":
-                return found
+                if (more := self._next_patch()) is None:
+                    return found
+                self._at = more
+                continue
             kind, _, path = line.partition(" File: ")
             path = path.strip()
             if kind == "*** Add" and path:
@@ -125,6 +130,11 @@ class _Listing:
                 )
         raise bad("`*** End Patch` is missing at its end: the patch may have been cut", len(self._lines))
 
+    def _next_patch(self) -> int | None:
+        """Return the line after the next `*** Begin Patch`; None if no other patch follows."""
+        rest = range(self._at, len(self._lines))
+        return next((at + 1 for at in rest if self._lines[at].rstrip() == "*** Begin Patch"), None)
+
     def _is_next_file(self) -> bool:
         line = self._lines[self._at]
         return line.rstrip() == "*** End Patch" or line.startswith(
@@ -133,14 +143,17 @@ class _Listing:
 
     def _added(self, path: str) -> FilePatch:
         lines: list[tuple[str, str]] = []
+        blank = 0
         while self._at < len(self._lines) and not self._is_next_file():
             line = self._lines[self._at]
             self._at += 1
             if not line.startswith("+"):
                 if not line.strip():
+                    blank += 1  # an empty line of the file, unless no line follows
                     continue
                 raise bad(f"each line of an added file begins with +, found {line[:80]!r}", self._at)
-            lines.append(("+", line[1:]))
+            lines += [*[("+", "")] * (blank if lines else 0), ("+", line[1:])]
+            blank = 0
         return FilePatch(ADD, path, None, (PatchHunk(tuple(lines)),))
 
     def _updated(self, path: str) -> FilePatch:
@@ -199,7 +212,7 @@ class _Header:
     def __init__(self) -> None:
         self.a = self.b = ""
         self.source = self.target = ""
-        self.copies = self.new = self.deleted = False
+        self.copies = self.new = self.deleted = self.git = False
         self.old_mode = self.new_mode = ""
 
 
@@ -235,7 +248,7 @@ class _Unified:
     def _git(self) -> FilePatch:
         about, began = _Header(), self._at
         a, b = _two_names(self._lines[self._at][len("diff --git ") :].rstrip("\r"))
-        about.a, about.b = a, b
+        about.a, about.b, about.git = a, b, True
         self._at += 1
         while self._at < len(self._lines) and not self._is_names():
             line = self._lines[self._at].rstrip("\r")
@@ -281,11 +294,13 @@ class _Unified:
         old, new = (name[2:] if prefixes and name != "/dev/null" else name for name in (a, b))
         if about.source and about.target:
             kind = COPY if about.copies else UPDATE
-            return FilePatch(kind, about.source, about.target, hunks, executable)
+            return FilePatch(kind, about.source, about.target, hunks, executable, of_git=True)
         if a == "/dev/null" or about.new:
-            return FilePatch(ADD, new, None, hunks, executable or None, b if prefixes else None)
+            prefixed = b if prefixes else None
+            return FilePatch(ADD, new, None, hunks, executable or None, prefixed, of_git=about.git)
         if b == "/dev/null" or about.deleted:
-            return FilePatch(DELETE, old, None, hunks, None, a if prefixes else None)
+            prefixed = a if prefixes else None
+            return FilePatch(DELETE, old, None, hunks, None, prefixed, of_git=about.git)
         if not new:
             raise bad("the file is not named", began + 1)
         if not hunks and executable is None:

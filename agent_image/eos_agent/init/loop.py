@@ -226,7 +226,6 @@ class InitLoop:
             args = {**args, "passing": tempnames.place_name()}
             undo = functools.partial(move.clear_after_move, self._root, args)
         elif message["name"] == "patch":
-            args = {**args, "passing": tempnames.place_name()}
             undo = functools.partial(patch_mount.clear_after_patch, self._root, args)
 
         def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

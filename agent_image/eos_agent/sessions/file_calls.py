@@ -7,16 +7,21 @@ import base64
 import os
 from typing import TYPE_CHECKING, Any
 
-from eos_agent.base import telemetry
+from eos_agent.base import log, telemetry
 from eos_agent.files.move import COPY_NEEDED
 from eos_agent.files.search import KILL_S, SEARCH_S
 from eos_agent.sessions.gone import LOST
 from eos_agent.wire.protocol import NOT_FOUND, OperationError
+from layerstack.kernel import tempnames
 
 if TYPE_CHECKING:
+    from eos_agent.handles.init_handle import InitHandle
     from eos_agent.sessions.table import Sessions
 
 WRITING = ("write", "edit")
+KILLED = "operation_killed"
+"""Reason of the error of a file operation whose process was killed."""
+UNDO_TRIES = 3
 
 
 def path_of(result: dict[str, Any]) -> str:
@@ -34,14 +39,11 @@ async def file_op(
     async with sessions.use(session_id, kind=NOT_FOUND) as session:
         with telemetry.span("namespace.exec.file_op", op=name):
             try:
-                done = (
-                    await session.init.file_op(
-                        name,
-                        args,
-                        data,
-                        in_worker=name == "patch" or (name == "delete" and args["recursive"]),
-                    )
-                )[0]
+                if name == "patch":
+                    done = await _patch(session.init, args)
+                else:
+                    in_worker = name == "delete" and args["recursive"]
+                    done = (await session.init.file_op(name, args, data, in_worker=in_worker))[0]
                 for one in (done,) if name in WRITING else done.get("files", ()):
                     if one["type"] != "delete":
                         session.upper.note_written(path_of(one))
@@ -50,6 +52,28 @@ async def file_op(
                 if error.details.get("reason") != COPY_NEEDED:
                     raise
                 return (await session.init.file_op(name, {**args, "copy": True}, data, in_worker=True))[0]
+
+
+async def _patch(init: InitHandle, args: dict[str, Any]) -> dict[str, Any]:
+    """Apply a patch in a worker. If its processes are killed, as by `kill -9 -1` in the session, the files
+    that were exchanged are put back.
+    """
+    args = {**args, "passing": tempnames.place_name()}
+    try:
+        return (await init.file_op("patch", args, in_worker=True))[0]
+    except OperationError as error:
+        if error.details.get("reason") == KILLED:
+            await _undo_patch(init, args)
+        raise
+
+
+async def _undo_patch(init: InitHandle, args: dict[str, Any]) -> None:
+    for _ in range(UNDO_TRIES):
+        try:
+            await init.file_op("undo_patch", args, in_worker=True)
+            return
+        except OperationError as error:
+            log.failure("patch_not_undone", error, session=init.spec.session_id)
 
 
 async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:

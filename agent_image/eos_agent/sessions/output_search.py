@@ -2,7 +2,8 @@
 them.
 
 A regular expression can take for ever on one row. So a separate process does the matching, and is killed at
-the time limit of a search; the agent itself runs no expression. The process gets the rows in blocks.
+the time limit of a search; the agent itself neither compiles nor runs an expression. The process gets the
+rows in blocks.
 """
 
 from __future__ import annotations
@@ -41,14 +42,28 @@ MEMORY_BYTES = 512 * 1024 * 1024
 
 
 def main() -> int:
-    """Run the child: read a pattern, then blocks of rows, from standard input; write the numbers of matching
-    rows."""
-    find = re.compile(json.loads(sys.stdin.readline())).search
-    for line in sys.stdin:
-        found = [number for number, row in enumerate(json.loads(line)) if find(row)]
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+    """Run the child: read a pattern, then blocks of rows, from standard input; write what is wrong with the
+    pattern, or null, then the numbers of matching rows."""
+    pattern = json.loads(sys.stdin.readline())
+    wrong: tuple[str, int | None] | None = None
+    find = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            find = re.compile(pattern).search
+    except re.error as error:
+        wrong = f"is not a regular expression: {error}", error.pos
+    except (RecursionError, OverflowError):
+        wrong = "is nested too deeply or repeats too often", None
+    _say(wrong)
+    for line in sys.stdin if find is not None else ():
+        _say([number for number, row in enumerate(json.loads(line)) if find is not None and find(row)])
     return 0
+
+
+def _say(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
 
 
 class Found(NamedTuple):
@@ -78,8 +93,8 @@ class Found(NamedTuple):
         return found if self.stopped is None else {**found, "truncated": True, "stopped": self.stopped}
 
 
-def check_pattern(pattern: str) -> None:
-    """Compile a pattern, without running it.
+def check_size(pattern: str) -> None:
+    """Check the length of a pattern. Compiling one may take seconds, so that the child does it.
 
     Raises:
         OperationError: invalid_request, reason invalid_pattern.
@@ -88,14 +103,6 @@ def check_pattern(pattern: str) -> None:
     if not pattern or size > PATTERN_BYTES:
         why = f"has {size} bytes, from 1 to {PATTERN_BYTES} are accepted"
         raise _bad(why)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            re.compile(pattern)
-    except re.error as error:
-        raise _bad(f"is not a regular expression: {error}", position=error.pos) from None
-    except (RecursionError, OverflowError):
-        raise _bad("is nested too deeply or repeats too often") from None
 
 
 def _bad(why: str, **more: Any) -> OperationError:
@@ -117,7 +124,7 @@ class OutputSearch:
             OperationError: invalid_request for the pattern, and search_too_slow if the first block takes too
                 long; server_busy while four searches run.
         """
-        check_pattern(pattern)
+        check_size(pattern)
         if self._running >= AT_ONCE:
             raise OperationError(
                 SERVER_BUSY,
@@ -146,6 +153,7 @@ class OutputSearch:
             _bound(child.pid)
             child.stdin.write(json.dumps(pattern).encode() + b"\n")
             async with asyncio.timeout(LONGEST_S):
+                _check(await child.stdout.readline())
                 while at < transcript.total_rows:
                     block = transcript.read(at, None, BLOCK_BYTES)
                     lines = block.text.split("\n")
@@ -173,6 +181,16 @@ class OutputSearch:
                 child.kill()
             await child.wait()
         return Found(page.rows, page.matches, None, None)
+
+
+def _check(said: bytes) -> None:
+    """Read what the child says of the pattern; nothing when it has used up its processor time or memory."""
+    if not said:
+        raise TimeoutError
+    wrong = json.loads(said)
+    if wrong is not None:
+        why, position = wrong
+        raise _bad(why, **({} if position is None else {"position": position}))
 
 
 def _argv() -> list[str]:
