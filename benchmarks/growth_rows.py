@@ -31,7 +31,7 @@ from layerstack.store import Store
 
 root, count = sys.argv[1], int(sys.argv[2])
 os.makedirs(root + "/base/B000001-base/keep")
-Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, form=TRUSTED if os.geteuid() == 0 else USER)
+Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, xattr_namespace=TRUSTED if os.geteuid() == 0 else USER)
 store = Store.open(root)
 found = {}
 
@@ -92,7 +92,7 @@ from layerstack.store import Store
 
 root, size = sys.argv[1], int(sys.argv[2])
 os.makedirs(root + "/base/B000001-base/keep")
-Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, form=TRUSTED if os.geteuid() == 0 else USER)
+Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, xattr_namespace=TRUSTED if os.geteuid() == 0 else USER)
 store = Store.open(root)
 upper = store.open_upper("a", origin="benchmark")
 with open(upper.upperdir + "/disk.img", "wb") as file:

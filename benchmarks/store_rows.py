@@ -66,8 +66,10 @@ class Stack:
         self.base = folder / "base" / "B000001-base"
         self.base.mkdir(parents=True)
         fill(self.base, files)
-        form = TRUSTED if os.geteuid() == 0 else USER
-        Store.create(str(folder), workspace_root="/workspace", base_root_hash="0" * 64, form=form)
+        xattr_namespace = TRUSTED if os.geteuid() == 0 else USER
+        Store.create(
+            str(folder), workspace_root="/workspace", base_root_hash="0" * 64, xattr_namespace=xattr_namespace
+        )
         self.store = Store.open(str(folder))
         self._sweeper = ThreadPoolExecutor(1)
         self.store.staging.later = self._sweeper.submit
@@ -239,7 +241,7 @@ def capture(place: Place) -> Iterator[Row]:
 
         def captured(upper_dir: str = upper.upperdir, found: list[int] = found) -> None:
             tree, chain = (
-                DiskTree(upper_dir, stack.store.form, aside=stack.store.staging.path),
+                DiskTree(upper_dir, stack.store.xattr_namespace, aside=stack.store.staging.path),
                 stack.store.snapshot().chain,
             )
             capture_tree(tree, chain)

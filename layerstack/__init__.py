@@ -2,7 +2,7 @@
 or nothing.
 
     # base/B000001-base holds the base
-    Store.create("/var/lib/stack", workspace_root="/workspace", base_root_hash="ab…", form=TRUSTED)
+    Store.create("/var/lib/stack", workspace_root="/workspace", base_root_hash="ab…", xattr_namespace=TRUSTED)
     store = Store.open("/var/lib/stack")
     upper = store.open_upper("s1", origin="workspace_session:s1")
     fd = upper.mount()  # a detached overlay mount: move it somewhere, work in it, unmount it
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from layerstack.fsck.check import Check, Damage, check
     from layerstack.history.blame_file import Range
     from layerstack.history.versions import Change, Version
-    from layerstack.kernel.xattrs import TRUSTED, USER, Form
+    from layerstack.kernel.xattrs import TRUSTED, USER, XattrNamespace
     from layerstack.layers.snapshot import Entry, Snapshot
     from layerstack.model.conflict import Conflict, Fingerprint, Hunk, Notice, TheirsLayer
     from layerstack.model.manifest import LayerId, LayerRef, Manifest
@@ -43,7 +43,6 @@ __all__ = [
     "Draft",
     "Entry",
     "Fingerprint",
-    "Form",
     "Hunk",
     "LayerId",
     "LayerRef",
@@ -60,6 +59,7 @@ __all__ = [
     "TheirsLayer",
     "Upper",
     "Version",
+    "XattrNamespace",
     "check",
 ]
 
@@ -71,7 +71,7 @@ _WHERE = {
     "Draft": "layerstack.publish.drafts",
     "Entry": "layerstack.layers.snapshot",
     "Fingerprint": "layerstack.model.conflict",
-    "Form": "layerstack.kernel.xattrs",
+    "XattrNamespace": "layerstack.kernel.xattrs",
     "Hunk": "layerstack.model.conflict",
     "LayerId": "layerstack.model.manifest",
     "LayerRef": "layerstack.model.manifest",

@@ -30,8 +30,8 @@ class Beside:
 
     def __init__(self, root: str, staging: str, lock_fd: int) -> None:
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
-        workspace, form = opening.workspace_of(root)
-        self._store = Store(root, form, workspace, lock_fd, no_step)
+        workspace, xattr_namespace = opening.workspace_of(root)
+        self._store = Store(root, xattr_namespace, workspace, lock_fd, no_step)
         os.makedirs(staging, mode=0o700, exist_ok=True)
         self._store.staging = Staging(staging)
 

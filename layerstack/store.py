@@ -38,7 +38,7 @@ from layerstack.history.blame import Cache as BlameCache
 from layerstack.history.blame import blame
 from layerstack.history.blame_file import Answer as Blame
 from layerstack.kernel.fsync import Step, no_step
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.file_change import FileChange
 from layerstack.model.resolution import Choice
@@ -66,9 +66,11 @@ PATH_DEPTH_MAX = 2_048
 class Store(Stack):
     """One stack of layers on disk. One process has it open; its methods may be called from any thread."""
 
-    def __init__(self, root: str, form: Form, workspace: dict[str, Any], lock_fd: int, step: Step) -> None:
+    def __init__(
+        self, root: str, xattr_namespace: XattrNamespace, workspace: dict[str, Any], lock_fd: int, step: Step
+    ) -> None:
         """Internal: callers use `open`."""
-        super().__init__(root, form, step, lock_fd)
+        super().__init__(root, xattr_namespace, step, lock_fd)
         self.workspace = workspace
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
@@ -85,7 +87,12 @@ class Store(Stack):
 
     @staticmethod
     def create(
-        root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step = no_step
+        root: str,
+        *,
+        workspace_root: str,
+        base_root_hash: str,
+        xattr_namespace: XattrNamespace,
+        step: Step = no_step,
     ) -> None:
         """Make an empty store around a base; `root` may exist, with a mounted `base/`.
 
@@ -96,7 +103,11 @@ class Store(Stack):
                 (store_in_workspace).
         """
         opening.create(
-            root, workspace_root=workspace_root, base_root_hash=base_root_hash, form=form, step=step
+            root,
+            workspace_root=workspace_root,
+            base_root_hash=base_root_hash,
+            xattr_namespace=xattr_namespace,
+            step=step,
         )
 
     @staticmethod
@@ -120,9 +131,9 @@ class Store(Stack):
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
         fd = opening.lock(root)
         try:
-            workspace, form = opening.workspace_of(root)
-            store = Store(root, form, workspace, fd, step)
-            opening.check_form(root, form)
+            workspace, xattr_namespace = opening.workspace_of(root)
+            store = Store(root, xattr_namespace, workspace, fd, step)
+            opening.check_xattr_namespace(root, xattr_namespace)
             store.become(reopen.load_all(store))
             pins.load(store)
             if not recover:

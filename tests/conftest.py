@@ -238,10 +238,10 @@ def in_mount_namespace() -> Callable[..., Any]:
     """call(function, *args): runs it in a child with a mount namespace of its own: as root, or as an ordinary
     user in a user namespace.
     """
-    form = "trusted" if os.geteuid() == 0 else "user"
+    namespace = "trusted" if os.geteuid() == 0 else "user"
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return in_namespace.call(form, function, *args, **kwargs)
+        return in_namespace.call(namespace, function, *args, **kwargs)
 
     return call
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from layerstack.export import pax
 from layerstack.export.stream import FileRange, stream
 from layerstack.kernel import overlay, syscalls
-from layerstack.kernel.xattrs import FORMS
+from layerstack.kernel.xattrs import XATTR_NAMESPACES
 from layerstack.layers.index_cursor import Digests
 from layerstack.layers.snapshot import Snapshot
 from layerstack.store import Store
@@ -148,8 +148,8 @@ class Stack:
     head.
     """
 
-    def __init__(self, folder: str, base: Tree, form: str = "trusted") -> None:
-        self.folder, self.form = folder, FORMS[form]
+    def __init__(self, folder: str, base: Tree, namespace: str = "trusted") -> None:
+        self.folder, self.xattr_namespace = folder, XATTR_NAMESPACES[namespace]
         self.base = os.path.join(folder, "store", "base", "B000001-base")
         os.makedirs(self.base)
         write_tree(self.base, base)
@@ -157,7 +157,9 @@ class Stack:
         os.mkdir(self.mount_point)
         os.mkdir(os.path.join(folder, "empty"))
         root = os.path.join(folder, "store")
-        Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, form=self.form)
+        Store.create(
+            root, workspace_root="/workspace", base_root_hash="0" * 64, xattr_namespace=self.xattr_namespace
+        )
         self.store = Store.open(root)
         self.count = 0
 
@@ -188,7 +190,10 @@ class Stack:
 
     def look(self) -> Tree:
         """Return the head as a mount shows it."""
-        fd = overlay.create([*self.snapshot().lowerdirs, os.path.join(self.folder, "empty")], form=self.form)
+        fd = overlay.create(
+            [*self.snapshot().lowerdirs, os.path.join(self.folder, "empty")],
+            xattr_namespace=self.xattr_namespace,
+        )
         syscalls.move_mount(fd, self.mount_point)
         os.close(fd)
         try:

@@ -83,19 +83,19 @@ def enter_user_namespace() -> None:
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
 
-def enter(form: str | None) -> None:
-    """Enter a form of namespace. None: no change. "trusted": a mount namespace. "user": an ordinary uid (when
+def enter(namespace: str | None) -> None:
+    """Enter a namespace. None: no change. "trusted": a mount namespace. "user": an ordinary uid (when
     root), then a user and mount namespace. "uid": only that uid.
     """
-    if form == "trusted":
+    if namespace == "trusted":
         enter_mount_namespace()
-    elif form in ("user", "uid"):
+    elif namespace in ("user", "uid"):
         if os.geteuid() == 0:
             become(ORDINARY_UID)
-        if form == "user":
+        if namespace == "user":
             enter_user_namespace()
-    elif form is not None:
-        raise ValueError(form)
+    elif namespace is not None:
+        raise ValueError(namespace)
 
 
 def fork() -> int:
@@ -117,7 +117,7 @@ def _serve(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    form: str | None,
+    namespace: str | None,
     answer_fd: int,
     parent: int,
 ) -> None:
@@ -126,7 +126,7 @@ def _serve(
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         try:
-            enter(form)
+            enter(namespace)
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() not in (parent, 0):
                 os._exit(1)
@@ -142,8 +142,8 @@ def _serve(
         os._exit(code)
 
 
-def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for at most
+def call(namespace: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call function(*args, **kwargs) in a child in the given namespace (see `enter`), for at most
     `timeout_s`.
 
     Raises:
@@ -157,7 +157,7 @@ def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs:
     pid = fork()
     if pid == 0:
         os.close(read_fd)
-        _serve(function, args, kwargs, form, write_fd, parent)
+        _serve(function, args, kwargs, namespace, write_fd, parent)
     os.close(write_fd)
     try:
         received = _read_all(read_fd, pid, limit_s=timeout_s())

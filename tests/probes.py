@@ -58,8 +58,8 @@ def mount_overlay(folder: str, options: str) -> None:
     assert os.path.exists("upper/file")
 
 
-def _overlay_in(parent: str, form: str) -> None:
-    options = "userxattr" if form == "user" else "redirect_dir=on,index=off,metacopy=off"
+def _overlay_in(parent: str, namespace: str) -> None:
+    options = "userxattr" if namespace == "user" else "redirect_dir=on,index=off,metacopy=off"
     with tempfile.TemporaryDirectory(prefix="eos-probe-", dir=parent) as folder:
         os.chmod(folder, 0o777)
 
@@ -68,7 +68,7 @@ def _overlay_in(parent: str, form: str) -> None:
             os.mkdir(inner)
             mount_overlay(inner, options)
 
-        in_namespace.call(form, try_it)
+        in_namespace.call(namespace, try_it)
 
 
 @functools.cache
@@ -76,11 +76,11 @@ def scratch_root() -> str:
     """Return a directory with a short name whose file system can have an upperdir: /tmp, unless /tmp is an
     overlay.
     """
-    form = "trusted" if os.geteuid() == 0 else "user"
+    namespace = "trusted" if os.geteuid() == 0 else "user"
     for path in (os.environ.get("EOS_TEST_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
         if path and len(path) <= 40 and os.access(path, os.W_OK):
             try:
-                _overlay_in(path, form)
+                _overlay_in(path, namespace)
             except Exception:
                 continue
             return path

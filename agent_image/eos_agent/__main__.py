@@ -179,7 +179,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
         found.layer_stack_root,
         workspace_root=found.workspace_root,
         base_root_hash=found.base_root_hash,
-        form=USER if ordinary else TRUSTED,
+        xattr_namespace=USER if ordinary else TRUSTED,
     )
     store = _opened(found.layer_stack_root)
     store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)

@@ -15,7 +15,7 @@ from layerstack.core.quota import Quota
 from layerstack.errors import Invalid, NotFound, StoreCorrupt
 from layerstack.kernel import fsync, records
 from layerstack.kernel.fsync import Step
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers import version_files
 from layerstack.layers.cache import Layers
 from layerstack.layers.chain import Chain
@@ -36,12 +36,12 @@ class Stack:
     replaced under the lock.
     """
 
-    def __init__(self, root: str, form: Form, step: Step, lock_fd: int) -> None:
+    def __init__(self, root: str, xattr_namespace: XattrNamespace, step: Step, lock_fd: int) -> None:
         """Begin without a head; `become` sets it."""
-        self.root, self.form, self.step = root, form, step
+        self.root, self.xattr_namespace, self.step = root, xattr_namespace, step
         self.lock = threading.RLock()
         """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
-        self.layers, self.leases = Layers(root, form, self.lock), Leases()
+        self.layers, self.leases = Layers(root, xattr_namespace, self.lock), Leases()
         self.squash_lock = threading.Lock()
         """Held by the one squash that runs."""
         self.routes = IgnoreCache(self.reading, self.layers.path_index.untouched)

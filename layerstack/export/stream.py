@@ -41,7 +41,7 @@ from layerstack.errors import LayerStackError, StoreCorrupt
 from layerstack.export import pax, small_files
 from layerstack.export.small_files import Decided, FileRun
 from layerstack.kernel import content
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.manifest import Manifest
 
@@ -100,7 +100,7 @@ class VersionLike(Protocol):
     @property
     def manifest(self) -> Manifest: ...
     @property
-    def form(self) -> Form: ...
+    def xattr_namespace(self) -> XattrNamespace: ...
     def changed(self) -> Iterator[tuple[str, Any, bool]]: ...
     def stat(self, path: str) -> Any: ...
     def in_base(self, path: str) -> Any: ...
@@ -181,7 +181,7 @@ def flatten_changes(
                 )
         elif entry.kind == "directory":
             kind = pax.OPAQUE if opaque else b""
-            more = _xattrs(entry.real_path, version.form) if xattrs else {}
+            more = _xattrs(entry.real_path, version.xattr_namespace) if xattrs else {}
             yield ExportEntry(
                 pax.Header(
                     raw, pax.DIRECTORY, entry.mode & 0o7777, 0, entry.mtime_ns, kind=kind, xattrs=more
@@ -209,7 +209,7 @@ def flatten_changes(
                     header = header._replace(output=outputs is not None and outputs(entry.layer_id, path))
                     yield ExportEntry(header, None)
                     continue
-            more = _xattrs(entry.real_path, version.form) if xattrs else {}
+            more = _xattrs(entry.real_path, version.xattr_namespace) if xattrs else {}
             digest = b"" if digests is None else _digest(entry, path, digests, plain=not holes).hex().encode()
             header = pax.Header(
                 raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest
@@ -280,7 +280,7 @@ def _state_of_base(entry: Any) -> ExportEntry:
     )
 
 
-def _xattrs(path: str, form: Form) -> dict[bytes, bytes]:
+def _xattrs(path: str, xattr_namespace: XattrNamespace) -> dict[bytes, bytes]:
     """Read the `user.` attributes that a session sees, under the names that it sees."""
     out: dict[bytes, bytes] = {}
     try:
@@ -290,7 +290,7 @@ def _xattrs(path: str, form: Form) -> dict[bytes, bytes]:
             return out
         raise
     for name in names:
-        if name.startswith("user.") and (shown := form.shown(name)) is not None:
+        if name.startswith("user.") and (shown := xattr_namespace.shown(name)) is not None:
             out[os.fsencode(shown)] = os.getxattr(path, name, follow_symlinks=False)
     return out
 

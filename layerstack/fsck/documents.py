@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from layerstack.errors import StoreCorrupt
 from layerstack.fsck.parts import CheckContext, Damage
 from layerstack.kernel import records
-from layerstack.kernel.xattrs import FORMS
+from layerstack.kernel.xattrs import XATTR_NAMESPACES
 from layerstack.model.manifest import BASE_ID, Manifest, reference
 from layerstack.session import saved_work
 
@@ -23,7 +23,7 @@ def top(context: CheckContext) -> Iterator[Damage]:
     """Check the files of the store itself, its manifests, and unknown files beside them."""
     try:
         body = context.document("workspace.json")
-        if str(body.get("form")) not in FORMS:
+        if str(body.get("form")) not in XATTR_NAMESPACES:
             yield Damage("workspace.json", f"form {body.get('form')!r} is unknown", "its content")
     except (StoreCorrupt, OSError) as error:
         yield from context.corrupt(error, "workspace.json")

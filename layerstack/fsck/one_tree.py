@@ -17,7 +17,7 @@ from typing import NamedTuple
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel import content
 from layerstack.kernel.whiteout import get_overlay_xattr, is_whiteout
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers.index_file import PLAIN_FORMAT, IndexRow, format_of, row_of
 from layerstack.tree.state import (
     DIRECTORY,
@@ -91,7 +91,9 @@ def in_byte_order(root: bytes, failed: Callable[[bytes, OSError], None]) -> Iter
             yield found[0]
 
 
-def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = False) -> TreeEntry:
+def read_entry(
+    root: bytes, path: bytes, xattr_namespace: XattrNamespace, say: Say, *, plain: bool = False
+) -> TreeEntry:
     """Read one entry completely. Entries that a layer must not contain are reported; `plain` as in `compare`.
     Raises OSError.
     """
@@ -108,18 +110,22 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
     for name in list_xattrs(full):
         if name in SYSTEM_XATTRS:
             continue
-        if (shown_name := form.shown(name)) is not None:
+        if (shown_name := xattr_namespace.shown(name)) is not None:
             xattrs[shown_name] = os.getxattr(full, name, follow_symlinks=False)
-        elif name in (form.redirect, form.metacopy) or (
-            name == form.whiteout and kind == FILE and not status.st_size
+        elif name in (xattr_namespace.redirect, xattr_namespace.metacopy) or (
+            name == xattr_namespace.whiteout and kind == FILE and not status.st_size
         ):
             say(shown, f"has the xattr {name}, which a layer never has", "its xattrs")
     meta = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
     about = repr((meta, sorted(xattrs.items()))).encode()
     if kind == DIRECTORY:
-        opaque_value = get_overlay_xattr(full, form.opaque)
+        opaque_value = get_overlay_xattr(full, xattr_namespace.opaque)
         if opaque_value not in (None, b"y"):
-            say(shown, f"its xattr {form.opaque} is {opaque_value!r}, and only y is written", "its xattrs")
+            say(
+                shown,
+                f"its xattr {xattr_namespace.opaque} is {opaque_value!r}, and only y is written",
+                "its xattrs",
+            )
         opaque = opaque_value == b"y"
         return TreeEntry(path, kind, meta[0], 0, opaque, None, (b"o" if opaque else b"d") + about)
     if kind == LINK:
@@ -183,7 +189,7 @@ def rows(path: str) -> Iterator[IndexRow]:
 
 def compare(
     root: str,
-    form: Form,
+    xattr_namespace: XattrNamespace,
     listed: Iterator[IndexRow] | None,
     say: Say,
     blind: Callable[[str], None],
@@ -225,7 +231,7 @@ def compare(
         elif listed is not None:
             row = next(listed, None)
         try:
-            entry = read_entry(top, path, form, say, plain=plain)
+            entry = read_entry(top, path, xattr_namespace, say, plain=plain)
         except OSError as error:
             failed(path, error)
             continue

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from layerstack.core.stack import Stack
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel import records
-from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.kernel.xattrs import XATTR_NAMESPACES, XattrNamespace
 from layerstack.layers import version_files
 from layerstack.model.manifest import BASE_ID, Manifest
 
@@ -79,7 +79,7 @@ class CheckContext:
             self.body = self.document("workspace.json")
         with contextlib.suppress(StoreCorrupt, OSError):
             self.head = self.manifest("manifest.json")
-        self.form: Form | None = FORMS.get(str(self.body.get("form")))
+        self.xattr_namespace: XattrNamespace | None = XATTR_NAMESPACES.get(str(self.body.get("form")))
         self._abouts: dict[str, dict[str, Any]] = {}
 
     def confirmed(self, part: Callable[[], Iterator[Damage]]) -> list[Damage]:

@@ -195,11 +195,11 @@ def _tree(
     """Check a tree against its index and its digest, or against its recorded size; `plain`: without an index,
     as in `one_tree.compare`.
     """
-    if context.form is None:
+    if context.xattr_namespace is None:
         context.note("not_checked", folder, "its xattr namespace is unknown: workspace.json cannot be read")
         return
-    if context.form.name == "trusted" and os.geteuid() != 0:
-        context.note("not_checked", folder, f"only root can read {context.form.namespace}*")
+    if context.xattr_namespace.name == "trusted" and os.geteuid() != 0:
+        context.note("not_checked", folder, f"only root can read {context.xattr_namespace.prefix}*")
         return
     found: list[Damage] = []
     said = 0
@@ -215,7 +215,9 @@ def _tree(
 
     rows = one_tree.rows(index) if index is not None else None
     plain = plain if index is None else one_tree.is_plain(index)
-    walk = one_tree.compare(f"{context.root}/{folder}", context.form, rows, say, blind, plain=plain)
+    walk = one_tree.compare(
+        f"{context.root}/{folder}", context.xattr_namespace, rows, say, blind, plain=plain
+    )
     seen: one_tree.TreeFindings | None = None
     while True:
         try:

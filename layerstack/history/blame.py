@@ -153,7 +153,7 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
     are not read.
     """
     cache = Cache(stack.root)
-    seen = Chain((*block, *below.published), below.path_index, below.form)
+    seen = Chain((*block, *below.published), below.path_index, below.xattr_namespace)
     members = {layer.id for layer in block}
     ruled: dict[str, bool] = {}
 

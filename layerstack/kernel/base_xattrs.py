@@ -67,7 +67,7 @@ def stored(found: Mapping[str, bytes], keeping: Keeping) -> dict[str, bytes]:
 
 def varies(found: Mapping[str, bytes]) -> bool:
     """Check whether two values of `Keeping` store these attributes in different ways."""
-    return any(name in ACLS or name.startswith(USER.namespace) for name in found)
+    return any(name in ACLS or name.startswith(USER.prefix) for name in found)
 
 
 def digest(found: Mapping[str, bytes]) -> str:

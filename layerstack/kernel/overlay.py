@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 
 from layerstack.errors import LayerLimit, OverlayUnsupported
 from layerstack.kernel import syscalls
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model.manifest import LOWER_LIMIT
 
 _VALUE_MAX = 255
@@ -27,7 +27,7 @@ def create(
     upperdir: str | None = None,
     workdir: str | None = None,
     *,
-    form: Form,
+    xattr_namespace: XattrNamespace,
     attributes: int = 0,
 ) -> int:
     """Make a detached overlay mount. The caller closes its descriptor after move_mount: while open it keeps
@@ -50,11 +50,15 @@ def create(
         fd = syscalls.fsopen("overlay")
     except OSError as error:
         if error.errno == errno.ENOSYS:
-            return create_legacy(lowerdirs, upperdir, workdir, form=form, attributes=attributes)
+            return create_legacy(
+                lowerdirs, upperdir, workdir, xattr_namespace=xattr_namespace, attributes=attributes
+            )
         raise _unsupported(error, []) from error
     try:
         if _takes_any_parameter():
-            return create_legacy(lowerdirs, upperdir, workdir, form=form, attributes=attributes)
+            return create_legacy(
+                lowerdirs, upperdir, workdir, xattr_namespace=xattr_namespace, attributes=attributes
+            )
         with contextlib.ExitStack() as stack:
             try:
                 syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, "source", "eos")
@@ -65,7 +69,9 @@ def create(
             except OSError as error:
                 said = syscalls.fs_messages(fd)
                 if error.errno == errno.EINVAL and any("Unknown parameter" in line for line in said):
-                    return create_legacy(lowerdirs, upperdir, workdir, form=form, attributes=attributes)
+                    return create_legacy(
+                        lowerdirs, upperdir, workdir, xattr_namespace=xattr_namespace, attributes=attributes
+                    )
                 raise _refused(error, said, lowerdirs, upperdir) from error
             try:
                 if upperdir is not None and workdir is not None:
@@ -75,7 +81,7 @@ def create(
                     syscalls.fsconfig(
                         fd, syscalls.FSCONFIG_SET_STRING, "workdir", stack.enter_context(_short(workdir))
                     )
-                for option in form.options:
+                for option in xattr_namespace.options:
                     key, equals, value = option.partition("=")
                     if equals:
                         syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, key, value)
@@ -169,7 +175,7 @@ def create_legacy(
     upperdir: str | None = None,
     workdir: str | None = None,
     *,
-    form: Form,
+    xattr_namespace: XattrNamespace,
     attributes: int = 0,
 ) -> int:
     """`create` by mount(2), for kernels before 6.8: a child in its own mount namespace mounts, and sends back
@@ -188,7 +194,7 @@ def create_legacy(
     options = ["lowerdir=" + ":".join(map(named, lowerdirs))]
     if upperdir is not None and workdir is not None:
         options += ["upperdir=" + named(upperdir), "workdir=" + named(workdir)]
-    data = ",".join([*options, *form.options])
+    data = ",".join([*options, *xattr_namespace.options])
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     target = tempfile.mkdtemp(prefix="eos-mount-")
     with ours, theirs:

@@ -15,7 +15,7 @@ import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from layerstack.kernel.xattrs import Form
+    from layerstack.kernel.xattrs import XattrNamespace
 
 _ABSENT = (errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM)
 
@@ -25,9 +25,9 @@ def is_whiteout(status: os.stat_result) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
-def is_plain_file_whiteout(path: str, size: int, form: Form) -> bool:
+def is_plain_file_whiteout(path: str, size: int, xattr_namespace: XattrNamespace) -> bool:
     """Check whether the regular file at `path` is a whiteout that needs no device."""
-    return size == 0 and get_overlay_xattr(path, form.whiteout) is not None
+    return size == 0 and get_overlay_xattr(path, xattr_namespace.whiteout) is not None
 
 
 def make_whiteout(path: str) -> None:
@@ -45,16 +45,16 @@ def get_overlay_xattr(path: str, name: str) -> bytes | None:
         raise
 
 
-def is_opaque(path: str, form: Form) -> bool:
+def is_opaque(path: str, xattr_namespace: XattrNamespace) -> bool:
     """Check whether the directory at `path` is opaque."""
-    return get_overlay_xattr(path, form.opaque) == b"y"
+    return get_overlay_xattr(path, xattr_namespace.opaque) == b"y"
 
 
-def has_plain_file_whiteouts(path: str, form: Form) -> bool:
+def has_plain_file_whiteouts(path: str, xattr_namespace: XattrNamespace) -> bool:
     """Check whether whiteouts in the directory at `path` may be plain files."""
-    return get_overlay_xattr(path, form.opaque) == b"x"
+    return get_overlay_xattr(path, xattr_namespace.opaque) == b"x"
 
 
-def set_opaque_xattr(path: str, form: Form) -> None:
+def set_opaque_xattr(path: str, xattr_namespace: XattrNamespace) -> None:
     """Make the directory at `path` opaque."""
-    os.setxattr(path, form.opaque, b"y", follow_symlinks=False)
+    os.setxattr(path, xattr_namespace.opaque, b"y", follow_symlinks=False)

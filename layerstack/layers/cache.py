@@ -11,7 +11,7 @@ from typing import Any
 
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel import records
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Index, Layer, PathIndex, base_layer
 from layerstack.layers.index_file import load_file
@@ -22,12 +22,12 @@ from layerstack.tree.disk import DiskTree
 class Layers:
     """The table of layers by id; its methods may be called from any thread."""
 
-    def __init__(self, root: str, form: Form, lock: threading.RLock) -> None:
+    def __init__(self, root: str, xattr_namespace: XattrNamespace, lock: threading.RLock) -> None:
         """`lock` is the store's lock, under which layers are renamed into `layers/` and added to this
         table.
         """
         self.path_index = PathIndex()
-        self._root, self._form, self._lock = root, form, lock
+        self._root, self._xattr_namespace, self._lock = root, xattr_namespace, lock
         self._loaded: dict[str, Layer] = {}
 
     def get(self, layer_id: str) -> Layer:
@@ -55,7 +55,7 @@ class Layers:
         """Make the chain of a version's layers with pending layers on top, the topmost first. Raises
         StoreCorrupt.
         """
-        return Chain(self.of(manifest), self.path_index, self._form, private)
+        return Chain(self.of(manifest), self.path_index, self._xattr_namespace, private)
 
     def all(self) -> tuple[Layer, ...]:
         """List the layers in memory: those of the head, and those that a draft, a session or a reader
@@ -65,7 +65,13 @@ class Layers:
 
     def new(self, layer_id: LayerId, version: int, index: Index, about: dict[str, Any]) -> Layer:
         """Make a layer that is about to be renamed into `layers/`; `put` adds it to the table."""
-        return Layer(layer_id, DiskTree(f"{self._root}/layers/{layer_id}", self._form), version, index, about)
+        return Layer(
+            layer_id,
+            DiskTree(f"{self._root}/layers/{layer_id}", self._xattr_namespace),
+            version,
+            index,
+            about,
+        )
 
     def put(self, layers: Iterable[Layer]) -> None:
         """Add layers that were renamed into `layers/` and are in the path index already; the caller holds the
@@ -85,10 +91,10 @@ class Layers:
             raise StoreCorrupt(f"{path}: missing", details={"file": path, "layer_id": layer_id})
         if layer_id == BASE_ID:
             # the root of the tree must not be a symlink
-            return base_layer(DiskTree(os.path.realpath(path), self._form, linkable=False))
+            return base_layer(DiskTree(os.path.realpath(path), self._xattr_namespace, linkable=False))
         if os.path.islink(path):
             raise StoreCorrupt(f"{path}: is a symlink", details={"file": path, "layer_id": layer_id})
-        tree = DiskTree(path, self._form)
+        tree = DiskTree(path, self._xattr_namespace)
         stem = f"{self._root}/.layer-metadata/{layer_id}"
         about = records.read(f"{stem}.json")
         squashed = layer_id.startswith("S")

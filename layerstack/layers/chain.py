@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from layerstack.errors import NotFound
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers.index import Layer, PathIndex
 from layerstack.layers.packed_index import PackedIndex
 from layerstack.model.paths import byte_order, join, parent
@@ -26,9 +26,13 @@ class Chain:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], path_index: PathIndex, form: Form, private: Sequence[Layer] = ()
+        self,
+        layers: Sequence[Layer],
+        path_index: PathIndex,
+        xattr_namespace: XattrNamespace,
+        private: Sequence[Layer] = (),
     ) -> None:
-        self._fill(tuple(layers), path_index, form, tuple(private))
+        self._fill(tuple(layers), path_index, xattr_namespace, tuple(private))
         self._height: dict[str, int] = {layer.id: at for at, layer in enumerate(reversed(self.published))}
         """Height of each published layer, 0 = lowest. Shared with later chains, whose layers are higher than
         this chain's own.
@@ -38,11 +42,15 @@ class Chain:
         self._drops = -1
 
     def _fill(
-        self, published: tuple[Layer, ...], path_index: PathIndex, form: Form, private: tuple[Layer, ...]
+        self,
+        published: tuple[Layer, ...],
+        path_index: PathIndex,
+        xattr_namespace: XattrNamespace,
+        private: tuple[Layer, ...],
     ) -> None:
         self.private, self.published = private, published
         self.layers = private + published
-        self.path_index, self.form = path_index, form
+        self.path_index, self.xattr_namespace = path_index, xattr_namespace
         self.base = self.layers[-1]
         self._bottom = len(self.layers) - 1
         self._tops: dict[str, tuple[int, bool]] = {}
@@ -52,7 +60,7 @@ class Chain:
         copy of two tuples.
         """
         new = object.__new__(Chain)
-        new._fill((layer, *self.published), self.path_index, self.form, ())
+        new._fill((layer, *self.published), self.path_index, self.xattr_namespace, ())
         new._height = (
             self._height
             if len(self._height) == len(self.published)
@@ -77,7 +85,9 @@ class Chain:
         if self.published[0].version <= version:
             return self
         return Chain(
-            [layer for layer in self.published if layer.version <= version], self.path_index, self.form
+            [layer for layer in self.published if layer.version <= version],
+            self.path_index,
+            self.xattr_namespace,
         )
 
     def sorted(self, layers: Iterable[Layer]) -> list[Layer]:

@@ -34,7 +34,7 @@ class FlattenedTree:
     """
 
     def __init__(self, block: Sequence[Layer], below: Chain) -> None:
-        self.form = below.form
+        self.xattr_namespace = below.xattr_namespace
         self._top, self._below, self._listed = block[0], below, BlockListing(block)
         self._root = _FlattenedDirectory(len(block) - 1, False, False)
         self._known: dict[str, _FlattenedDirectory] = {}

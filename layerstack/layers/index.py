@@ -69,7 +69,7 @@ class Layer:
 
     def at(self, root: str) -> Layer:
         """Give the same layer after its tree was moved to `root`."""
-        return Layer(self.id, DiskTree(root, self.tree.form), self.version, self.index, self.about)
+        return Layer(self.id, DiskTree(root, self.tree.xattr_namespace), self.version, self.index, self.about)
 
     @property
     def is_base(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from layerstack.errors import NotAFile, NotFound
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Layer
 from layerstack.layers.packed_index import SMALL, PackedIndex
@@ -77,9 +77,9 @@ class Snapshot:
         return self.manifest.version
 
     @property
-    def form(self) -> Form:
+    def xattr_namespace(self) -> XattrNamespace:
         """The xattr namespace that overlayfs uses in its layers."""
-        return self.chain.form
+        return self.chain.xattr_namespace
 
     @property
     def lowerdirs(self) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ def layer_of(stack: Stack, draft: Draft, manifest: Manifest) -> Layer:
         layer = stack.draft_table.layers.get(key)
     if layer is not None:
         return layer
-    tree = DiskTree(f"{drafts.folder_of(stack, draft.draft_id)}/layer", stack.form)
+    tree = DiskTree(f"{drafts.folder_of(stack, draft.draft_id)}/layer", stack.xattr_namespace)
     index = build(tree, stack.layers.chain(manifest), hashes=False).records
     layer = Layer(LayerId(draft.draft_id), tree, draft.base_version, index)
     with stack.lock:

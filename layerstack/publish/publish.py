@@ -311,7 +311,7 @@ def _prepare(
         over = stack.chain(head)
         root = new_name("rewrite")
         stack.step("publish.clone")
-        tree = DiskTree(root, stack.form, aside=stack.staging.path, step=stack.step)
+        tree = DiskTree(root, stack.xattr_namespace, aside=stack.staging.path, step=stack.step)
         clone(work.tree, tree)
         found = apply_and_capture(tree, planned.edits, head=over, version=work.version, roles=roles)
         touched = is_touched(work.indexed.records, found)

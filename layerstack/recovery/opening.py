@@ -9,7 +9,7 @@ from typing import Any
 from layerstack.errors import Invalid, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.kernel import fsync, records
 from layerstack.kernel.fsync import Step
-from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.kernel.xattrs import XATTR_NAMESPACES, XattrNamespace
 from layerstack.layers import version_files
 from layerstack.layers.index_file import FORMAT
 from layerstack.model.manifest import BASE_ID, FIRST_VERSION, Manifest, reference
@@ -23,7 +23,9 @@ _NO_VERDICT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk that stores nothing at the moment, in any xattr namespace."""
 
 
-def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step) -> None:
+def create(
+    root: str, *, workspace_root: str, base_root_hash: str, xattr_namespace: XattrNamespace, step: Step
+) -> None:
     """See `Store.create`."""
     root = os.path.realpath(root)
     inner, outer = root + "/", os.path.realpath(workspace_root) + "/"
@@ -38,7 +40,7 @@ def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, s
         "workspace_root": workspace_root,
         "layer_stack_root": root,
         "base_root_hash": base_root_hash,
-        "form": form.name,
+        "form": xattr_namespace.name,
         "content": FORMAT,  # how files are hashed in base_root_hash
     }
     if os.path.exists(f"{root}/{MANIFEST}"):
@@ -90,20 +92,20 @@ def lock(root: str) -> int:
     return fd
 
 
-def workspace_of(root: str) -> tuple[dict[str, Any], Form]:
+def workspace_of(root: str) -> tuple[dict[str, Any], XattrNamespace]:
     """Read workspace.json: its contents, and the xattr namespace that its `form` names.
 
     Raises StoreCorrupt.
     """
     path = f"{root}/{WORKSPACE}"
     workspace = records.read(path)
-    form = FORMS.get(str(workspace.get("form")))
-    if form is None:
+    xattr_namespace = XATTR_NAMESPACES.get(str(workspace.get("form")))
+    if xattr_namespace is None:
         raise StoreCorrupt(f"{path}: form {workspace.get('form')!r} is not known", details={"file": path})
-    return workspace, form
+    return workspace, xattr_namespace
 
 
-def check_form(root: str, form: Form) -> None:
+def check_xattr_namespace(root: str, xattr_namespace: XattrNamespace) -> None:
     """Check that this process can set xattrs of the store's namespace. Raises Unsupported, reason store_form.
 
     A disk that stores nothing at the moment does not prevent the opening: reading and discarding still work.
@@ -114,12 +116,13 @@ def check_form(root: str, form: Form) -> None:
     except OSError:
         return
     try:
-        os.setxattr(probe, form.opaque, b"y")
+        os.setxattr(probe, xattr_namespace.opaque, b"y")
     except OSError as error:
         if error.errno in _NO_VERDICT:
             return
         why = os.strerror(error.errno or 0)
-        text = f"{root}: this store uses xattrs {form.namespace}*, and this process cannot set them ({why})"
-        raise Unsupported(text, reason="store_form", details={"form": form.name}) from error
+        prefix = xattr_namespace.prefix
+        text = f"{root}: this store uses xattrs {prefix}*, and this process cannot set them ({why})"
+        raise Unsupported(text, reason="store_form", details={"form": xattr_namespace.name}) from error
     finally:
         os.rmdir(probe)

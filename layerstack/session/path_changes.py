@@ -201,7 +201,7 @@ def _publish(
     head, chain = snapshot.manifest, snapshot.chain
     stack.quota.admit(head, lambda: size)
     with stack.staging.temporary_names() as new_name:
-        tree = DiskTree(new_name("reshape"), stack.form, aside=stack.staging.path, step=stack.step)
+        tree = DiskTree(new_name("reshape"), stack.xattr_namespace, aside=stack.staging.path, step=stack.step)
         layer = _Layer(tree, chain)
         write(layer)
         layer.close()

@@ -111,7 +111,7 @@ def rebase(
     if choice is not None and units:
         planned = plan(meeting, unit_sides(units, choice))
     stack.step("rebase.clone")
-    tree = DiskTree(root, stack.form, aside=stack.staging.path)
+    tree = DiskTree(root, stack.xattr_namespace, aside=stack.staging.path)
     clone(work.tree, tree)
     apply(tree, planned.edits)
     taken = None

@@ -46,7 +46,7 @@ def _once(stack: Stack, version: int, author: Author) -> Published:
             return Published(True, now.manifest, None, 0, 0, (), ())
         stack.quota.admit(now.manifest, lambda: _copied(now.chain, wanted.chain))
         stack.step("rollback.build")
-        tree = DiskTree(new_name("rollback"), stack.form, aside=stack.staging.path)
+        tree = DiskTree(new_name("rollback"), stack.xattr_namespace, aside=stack.staging.path)
         done = _write(tree, now.chain, wanted.chain)
         indexed = build(tree, now.chain, touched=done.retimed.__contains__)
         work = Work(tree, indexed, now.version, now.chain, (), done.linked, done.written)

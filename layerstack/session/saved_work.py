@@ -143,7 +143,9 @@ def capture_in_memory(
             return SeenWork(tree, chain, tuple(dropped), captured.linked)
         name = LayerId(f"saved-{at}")
         layer = Layer(name, tree, version, build(tree, chain, hashes=False).records)
-        chain = Chain(chain.published, stack.layers.path_index, stack.form, (layer, *chain.private))
+        chain = Chain(
+            chain.published, stack.layers.path_index, stack.xattr_namespace, (layer, *chain.private)
+        )
     raise AssertionError("trees has no upperdir")
 
 
@@ -155,16 +157,16 @@ def combine(stack: Stack, directory: str, saved: SavedLayers, chain: Chain, vers
         OSError: nothing has changed.
     Cost: O(entries of the layers): hard links, and copies of files of the base in renamed directories.
     """
-    form, below, block = stack.form, chain, list[Layer]()
+    xattr_namespace, below, block = stack.xattr_namespace, chain, list[Layer]()
     for number in reversed(saved.present):
-        tree = MemoryTree.load(DiskTree(folder(directory, number), form))
+        tree = MemoryTree.load(DiskTree(folder(directory, number), xattr_namespace))
         capture_tree(tree, below, exact=True)
         index = build(tree, below, hashes=False).records
         block.insert(0, Layer(LayerId(f"saved-{number}"), tree, version, index))
-        below = Chain(chain.published, stack.layers.path_index, form, (*block, *chain.private))
+        below = Chain(chain.published, stack.layers.path_index, xattr_namespace, (*block, *chain.private))
     after = saved.combined(saved.last_layer + 1)
     with stack.staging.temporary_names() as new_name:
-        target = DiskTree(new_name("combine"), form, aside=stack.staging.path)
+        target = DiskTree(new_name("combine"), xattr_namespace, aside=stack.staging.path)
         stack.step("checkpoint.combine")
         make_directory(target.root, block[0].tree.state(""))
         flatten(block, chain, target)

@@ -64,7 +64,7 @@ def _once(
         return Published(True, head, None, 0, 0, (), ())
     stack.quota.admit(head, lambda: len(new))
     with stack.staging.temporary_names() as new_name:
-        tree = DiskTree(new_name("update"), stack.form, aside=stack.staging.path, step=stack.step)
+        tree = DiskTree(new_name("update"), stack.xattr_namespace, aside=stack.staging.path, step=stack.step)
         _write(tree, path, new, above, there)
         return publish(stack, _work(tree, head, chain)._replace(written=(path,)), author, merge=False)
 

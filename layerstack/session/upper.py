@@ -91,7 +91,9 @@ class Upper:
         self, stack: Stack, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease
     ) -> None:
         self._stack, self._identity, self._manifest, self._lease = stack, identity, manifest, lease
-        self._base = Chain(chain.published, chain.path_index, chain.form) if chain.private else chain
+        self._base = (
+            Chain(chain.published, chain.path_index, chain.xattr_namespace) if chain.private else chain
+        )
         self._chain = chain
         self._lock = threading.RLock()
         self._state = UpperState.LIVE
@@ -142,12 +144,12 @@ class Upper:
 
         The names in the upperdir do not show this change.
         """
-        return not equal(State(self.upperdir, self._stack.form), self._root_below())
+        return not equal(State(self.upperdir, self._stack.xattr_namespace), self._root_below())
 
     def _root_below(self) -> State:
         """State of the root on which the upperdir is mounted."""
         if self.saved.top:
-            return State(saved_work.folder(self.directory, self.saved.top), self._stack.form)
+            return State(saved_work.folder(self.directory, self.saved.top), self._stack.xattr_namespace)
         root = self._chain.find("")
         assert root is not None
         return root
@@ -160,7 +162,7 @@ class Upper:
         with os.scandir(self.upperdir) as entries:
             if next(entries, None) is not None:
                 return True
-        own = State(self.upperdir, self._stack.form)
+        own = State(self.upperdir, self._stack.xattr_namespace)
         return own.times[1] != self._root_below().times[1] or self.root_changed
 
     @property
@@ -259,7 +261,9 @@ class Upper:
             if self.saved.last_layer:  # the directory that was there became a saved layer
                 self._renew()
             below = (*self.saved_directories, *self.snapshot.lowerdirs)
-            return overlay.create(below, self.upperdir, self.workdir, form=self._stack.form)
+            return overlay.create(
+                below, self.upperdir, self.workdir, xattr_namespace=self._stack.xattr_namespace
+            )
 
     def preview(self, *, allow_unresolved: bool = False) -> Preview:
         """Compute the present result of `publish` by reading alone.
@@ -309,7 +313,7 @@ class Upper:
             index = build(tree, self._base, hashes=False).records
             layer = Layer(LayerId("upper"), tree, self._manifest.version, index)
             base, stack = self._base, self._stack
-            yield base, Chain(base.published, stack.layers.path_index, stack.form, (layer,))
+            yield base, Chain(base.published, stack.layers.path_index, stack.xattr_namespace, (layer,))
 
     def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
         refused = self._stack.routes.refused(self._manifest.version)
@@ -455,7 +459,7 @@ class Upper:
                 self._dropped = work.dropped
             self.saved = NO_SAVED_LAYERS
             self._chain = stack.layers.chain(head, private)
-            self._base = Chain(self._chain.published, self._chain.path_index, self._chain.form)
+            self._base = Chain(self._chain.published, self._chain.path_index, self._chain.xattr_namespace)
         return done, max(0, seen - done.merged - done.added)
 
     def checkpoint(self, label: str | None = None) -> Checkpointed:
@@ -627,7 +631,9 @@ class Upper:
         stack, root = self._stack, root or self.upperdir
         place = max(LONGEST_PLACE, len(f"/sessions/{self.session_id}/private/0001/"))
         room = len(os.fsencode(stack.root)) + place - len(os.fsencode(root)) - 1
-        return SeenTree(root, stack.form, aside=stack.staging.path, step=step or stack.step, room=room)
+        return SeenTree(
+            root, stack.xattr_namespace, aside=stack.staging.path, step=step or stack.step, room=room
+        )
 
     def _block(self, top: MemoryTree | DiskTree, chain: Chain) -> list[Layer]:
         """Unpublished layers, newest first: the captured writes, and the pending layers of `chain` below
@@ -684,7 +690,9 @@ class Upper:
             top, chain, dropped = tree, self._chain, self._dropped
         with stack.staging.temporary_names() as new_name:
             if captured is None or chain.private:
-                flattened = DiskTree(new_name("fold"), stack.form, aside=stack.staging.path, step=stack.step)
+                flattened = DiskTree(
+                    new_name("fold"), stack.xattr_namespace, aside=stack.staging.path, step=stack.step
+                )
                 make_directory(flattened.root, tree.state(""))
                 flatten(self._block(top, chain), self._base, flattened)
                 captured = capture_tree(flattened, self._base, is_input=roles.is_input)
@@ -724,12 +732,15 @@ class Upper:
             self._number += 1
             layer = Layer(
                 LayerId(f"private-{self._number}"),
-                DiskTree(target, stack.form),
+                DiskTree(target, stack.xattr_namespace),
                 self._manifest.version,
                 index,
             )
             self._chain = Chain(
-                self._chain.published, self._chain.path_index, stack.form, (layer, *self._chain.private)
+                self._chain.published,
+                self._chain.path_index,
+                stack.xattr_namespace,
+                (layer, *self._chain.private),
             )
         self._renew()
         self._state = UpperState.LIVE
@@ -750,7 +761,7 @@ class Upper:
         """Take over the pending layers that a dead process left, oldest first; their names are numbers."""
         stack = self._stack
         for name in private:
-            tree = DiskTree(f"{self.directory}/private/{name}", stack.form)
+            tree = DiskTree(f"{self.directory}/private/{name}", stack.xattr_namespace)
             layer = Layer(
                 LayerId(f"private-{name}"),
                 tree,
@@ -758,7 +769,10 @@ class Upper:
                 build(tree, self._chain, hashes=False).records,
             )
             self._chain = Chain(
-                self._chain.published, self._chain.path_index, stack.form, (layer, *self._chain.private)
+                self._chain.published,
+                self._chain.path_index,
+                stack.xattr_namespace,
+                (layer, *self._chain.private),
             )
             self._number = int(name)
 

@@ -71,7 +71,9 @@ def plan(stack: Stack, chain: Chain) -> list[SquashRun]:
     for at, layer in enumerate(layers):
         if layer.is_base or layer.id in stops or layer.id in stack.not_squashed:
             if at - start >= 2:
-                runs.append(SquashRun(layers[start:at], Chain(layers[at:], chain.path_index, chain.form)))
+                runs.append(
+                    SquashRun(layers[start:at], Chain(layers[at:], chain.path_index, chain.xattr_namespace))
+                )
             start = at + 1
     return runs
 

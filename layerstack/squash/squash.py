@@ -84,7 +84,7 @@ class _SquashTree(DiskTree):
     """
 
     def __init__(self, root: str, stack: Stack) -> None:
-        super().__init__(root, stack.form, aside=stack.staging.path)
+        super().__init__(root, stack.xattr_namespace, aside=stack.staging.path)
         self.copied: list[str] = []
         self._linked: dict[str, State] = {}
 

@@ -20,7 +20,7 @@ from layerstack.kernel.whiteout import (
     make_whiteout,
     set_opaque_xattr,
 )
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model.paths import join
 from layerstack.tree.fileops import link, make_directory, set_meta, set_times, set_xattrs, write_copy
 from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State
@@ -82,7 +82,7 @@ class Tree(Protocol):
     none.
     """
 
-    form: Form
+    xattr_namespace: XattrNamespace
 
     def scan(self, path: str) -> Sequence[DirectoryEntry]:
         """List a directory of this layer alone, in order of the names."""
@@ -147,16 +147,16 @@ class DiskTree:
     def __init__(
         self,
         root: str,
-        form: Form,
+        xattr_namespace: XattrNamespace,
         *,
         aside: str = "",
         step: Step = no_step,
         linkable: bool = True,
         room: int | None = None,
     ) -> None:
-        self.root, self.form, self.aside, self.step, self.linkable, self.room = (
+        self.root, self.xattr_namespace, self.aside, self.step, self.linkable, self.room = (
             root,
-            form,
+            xattr_namespace,
             aside,
             step,
             linkable,
@@ -207,18 +207,18 @@ class DiskTree:
                     raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{full}/{name}")
 
     def state(self, path: str) -> State:
-        return State(self.full(path), self.form, linkable=self.linkable)
+        return State(self.full(path), self.xattr_namespace, linkable=self.linkable)
 
     def opaque(self, path: str) -> bool:
-        return is_opaque(self.full(path), self.form)
+        return is_opaque(self.full(path), self.xattr_namespace)
 
     def foreign(self, path: str) -> list[str] | None:
-        if not has_plain_file_whiteouts(self.full(path), self.form):
+        if not has_plain_file_whiteouts(self.full(path), self.xattr_namespace):
             return None
         return [name for name, kind in self.scan(path) if kind == FILE and self.state(join(path, name)).hides]
 
     def redirect(self, path: str) -> str | None:
-        value = get_overlay_xattr(self.full(path), self.form.redirect)
+        value = get_overlay_xattr(self.full(path), self.xattr_namespace.redirect)
         return None if value is None else os.fsdecode(value)
 
     def _aside(self) -> str:
@@ -273,15 +273,15 @@ class DiskTree:
 
     def set_opaque(self, path: str) -> None:
         self.step("seal.opaque")
-        set_opaque_xattr(self.full(path), self.form)
+        set_opaque_xattr(self.full(path), self.xattr_namespace)
 
     def clear_opaque(self, path: str) -> None:
         self.step("seal.unopaque")
-        os.removexattr(self.full(path), self.form.opaque, follow_symlinks=False)
+        os.removexattr(self.full(path), self.xattr_namespace.opaque, follow_symlinks=False)
 
     def clear_redirect(self, path: str) -> None:
         self.step("seal.unredirect")
-        os.removexattr(self.full(path), self.form.redirect, follow_symlinks=False)
+        os.removexattr(self.full(path), self.xattr_namespace.redirect, follow_symlinks=False)
 
     def unlink(self, path: str) -> None:
         self.step("seal.unlink")
@@ -313,7 +313,7 @@ class DiskTree:
     def set_attributes(self, path: str, state: State) -> None:
         self.step("seal.attributes")
         full = self.full(path)
-        set_xattrs(full, state.xattrs, self.form)
+        set_xattrs(full, state.xattrs, self.xattr_namespace)
         set_meta(full, state.meta)
 
     def set_times(self, path: str, times: tuple[int, int]) -> None:
@@ -327,7 +327,7 @@ def clone(source: DiskTree, target: DiskTree) -> None:
         state = source.state(path)
         make_directory(target.full(path), state, times=False)
         if source.opaque(path):
-            set_opaque_xattr(target.full(path), target.form)
+            set_opaque_xattr(target.full(path), target.xattr_namespace)
         for name, kind in source.scan(path):
             child = join(path, name)
             if kind == DIRECTORY:

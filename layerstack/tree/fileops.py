@@ -7,7 +7,7 @@ import os
 
 from layerstack.kernel import content, syscalls
 from layerstack.kernel.fsync import suppress_errno
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model import cancel
 from layerstack.tree.state import LINK, SYSTEM_XATTRS, Meta, State, list_xattrs
 
@@ -19,12 +19,12 @@ def set_meta(path: str, meta: Meta, *, symlink: bool = False) -> None:
         os.chmod(path, meta[0])
 
 
-def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
+def set_xattrs(path: str, want: dict[str, bytes], xattr_namespace: XattrNamespace) -> None:
     """Set the user-visible xattrs of `path` to `want`; those of overlayfs stay."""
     have: dict[str, bytes] = {}
     stored: dict[str, str] = {}
     for name in list_xattrs(path):
-        if name not in SYSTEM_XATTRS and (shown := form.shown(name)) is not None:
+        if name not in SYSTEM_XATTRS and (shown := xattr_namespace.shown(name)) is not None:
             have[shown] = os.getxattr(path, name, follow_symlinks=False)
             stored[shown] = name
     for name, raw in stored.items():
@@ -32,7 +32,7 @@ def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
             os.removexattr(path, raw, follow_symlinks=False)
     for name, value in want.items():
         if have.get(name) != value:
-            os.setxattr(path, form.stored(name), value, follow_symlinks=False)
+            os.setxattr(path, xattr_namespace.stored(name), value, follow_symlinks=False)
 
 
 def set_attributes(path: str, state: State) -> None:
@@ -41,7 +41,7 @@ def set_attributes(path: str, state: State) -> None:
     chown(2) drops file capabilities, and an ACL changes permission bits: in this order nothing is lost.
     """
     set_meta(path, state.meta)
-    set_xattrs(path, state.xattrs, state.form)
+    set_xattrs(path, state.xattrs, state.xattr_namespace)
     os.chmod(path, state.meta[0])
 
 
@@ -53,7 +53,7 @@ def set_times(path: str, times: tuple[int, int]) -> None:
 def make_directory(path: str, like: State, *, times: bool = True) -> None:
     """Make a directory with the attributes of `like`; it must not exist."""
     os.mkdir(path, 0o700)
-    set_xattrs(path, like.xattrs, like.form)
+    set_xattrs(path, like.xattrs, like.xattr_namespace)
     set_meta(path, like.meta)
     if times:
         set_times(path, like.times)
@@ -85,7 +85,7 @@ def write_copy(path: str, state: State, *, times: bool = True) -> None:
         os.symlink(state.target, path)
         set_meta(path, state.meta, symlink=True)
         with suppress_errno(errno.EPERM, errno.EOPNOTSUPP):
-            set_xattrs(path, state.xattrs, state.form)
+            set_xattrs(path, state.xattrs, state.xattr_namespace)
     else:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model.paths import parent as parent_of
 from layerstack.tree.disk import LARGE, Children, DirectoryEntry
 from layerstack.tree.state import DIRECTORY, WHITEOUT, State
@@ -32,7 +32,7 @@ class _Node:
 class Source(Protocol):
     """The tree below, which is only read."""
 
-    form: Form
+    xattr_namespace: XattrNamespace
 
     def scan(self, path: str) -> Sequence[DirectoryEntry]: ...
     def state(self, path: str) -> State: ...
@@ -46,8 +46,8 @@ class MemoryTree:
     from the source each time.
     """
 
-    def __init__(self, root: State, form: Form, source: Source | None = None) -> None:
-        self.form = form
+    def __init__(self, root: State, xattr_namespace: XattrNamespace, source: Source | None = None) -> None:
+        self.xattr_namespace = xattr_namespace
         self._source = source
         self._root = _Node(DIRECTORY, root, disk=source is not None)
 
@@ -58,7 +58,7 @@ class MemoryTree:
 
         Files of a live upperdir must not be hard-linked: a link count changes what the session sees.
         """
-        return cls(source.state(""), source.form, source)
+        return cls(source.state(""), source.xattr_namespace, source)
 
     def _find(self, path: str) -> _Node | None:
         """Find the changes at the path; None when neither it nor its content changed. Raises

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from layerstack.kernel.fsync import Step, no_step
 from layerstack.kernel.whiteout import get_overlay_xattr
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.tree.disk import DirectoryEntry, DiskTree
 from layerstack.tree.state import State
 
@@ -18,9 +18,15 @@ class SeenTree(DiskTree):
     """A DiskTree that remembers what it read until one of its own methods changes the tree."""
 
     def __init__(
-        self, root: str, form: Form, *, aside: str = "", step: Step = no_step, room: int | None = None
+        self,
+        root: str,
+        xattr_namespace: XattrNamespace,
+        *,
+        aside: str = "",
+        step: Step = no_step,
+        room: int | None = None,
     ) -> None:
-        super().__init__(root, form, aside=aside, step=self._changing, room=room)
+        super().__init__(root, xattr_namespace, aside=aside, step=self._changing, room=room)
         self._outer_step = step
         self._listings: dict[str, Sequence[DirectoryEntry]] = {}
         self._kept = 0  # entries of all three
@@ -59,7 +65,7 @@ class SeenTree(DiskTree):
     def _opaque_xattr(self, path: str) -> bytes | None:
         if path in self._marks:
             return self._marks[path]
-        found = get_overlay_xattr(self.full(path), self.form.opaque)
+        found = get_overlay_xattr(self.full(path), self.xattr_namespace.opaque)
         if self._kept < SEEN_MAX:
             self._marks[path] = found
             self._kept += 1

@@ -12,7 +12,7 @@ import stat
 
 from layerstack.kernel import content
 from layerstack.kernel.whiteout import is_plain_file_whiteout
-from layerstack.kernel.xattrs import Form
+from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model.conflict import ABSENT, Fingerprint
 
 Meta = tuple[int, int, int]
@@ -42,7 +42,6 @@ class State:
         "_xattrs",
         "allocated",
         "body",
-        "form",
         "inode",
         "kind",
         "linkable",
@@ -52,15 +51,21 @@ class State:
         "size",
         "target_text",
         "times",
+        "xattr_namespace",
     )
 
     def __init__(
-        self, path: str, form: Form, status: os.stat_result | None = None, *, linkable: bool = True
+        self,
+        path: str,
+        xattr_namespace: XattrNamespace,
+        status: os.stat_result | None = None,
+        *,
+        linkable: bool = True,
     ) -> None:
         s = os.lstat(path) if status is None else status
         self.kind = kind_of(s.st_mode)
         self.meta: Meta = (stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid)
-        self.path, self.form, self.linkable = path, form, linkable
+        self.path, self.xattr_namespace, self.linkable = path, xattr_namespace, linkable
         self.size, self.allocated = s.st_size, s.st_blocks * 512
         self.times = (s.st_atime_ns, s.st_mtime_ns)
         self.inode, self.links = (s.st_dev, s.st_ino), s.st_nlink
@@ -74,7 +79,12 @@ class State:
         """
         source = content if isinstance(content, State) else self
         new = object.__new__(State)
-        new.kind, new.meta, new.form, new.linkable = self.kind, meta, self.form, source.linkable
+        new.kind, new.meta, new.xattr_namespace, new.linkable = (
+            self.kind,
+            meta,
+            self.xattr_namespace,
+            source.linkable,
+        )
         new.path, new.size, new.times, new.inode = source.path, source.size, source.times, source.inode
         new.body, new.target_text, new.allocated, new.links = (
             source.body,
@@ -101,7 +111,7 @@ class State:
         if self._xattrs is None:
             found: dict[str, bytes] = {}
             for name in list_xattrs(self.path):
-                if name not in SYSTEM_XATTRS and (shown := self.form.shown(name)) is not None:
+                if name not in SYSTEM_XATTRS and (shown := self.xattr_namespace.shown(name)) is not None:
                     found[shown] = os.getxattr(self.path, name, follow_symlinks=False)
             self._xattrs = found
         return self._xattrs
@@ -112,7 +122,7 @@ class State:
         return (
             self.kind == FILE
             and self.body is None
-            and is_plain_file_whiteout(self.path, self.size, self.form)
+            and is_plain_file_whiteout(self.path, self.size, self.xattr_namespace)
         )
 
     def data(self, limit: int | None = None) -> bytes:

@@ -40,8 +40,8 @@ class Place:
 class User:
     """Runs scenarios in a child that is root or an ordinary uid. `leftovers` is what they left."""
 
-    def __init__(self, place: Place, form: str | None) -> None:
-        self.place, self.form = place, form
+    def __init__(self, place: Place, namespace: str | None) -> None:
+        self.place, self.namespace = place, namespace
 
     def play(self, scenario: Scenario, *, before: Callable[[Place], None] = lambda _: None) -> Any:
         place = self.place
@@ -50,7 +50,7 @@ class User:
             before(place)
             return asyncio.run(scenario(place))
 
-        return in_namespace.call(self.form, in_child)
+        return in_namespace.call(self.namespace, in_child)
 
     def leftovers(self) -> dict[str, list[str]]:
         found = {
@@ -78,20 +78,20 @@ def ordinary(bundle: build.Bundle, monkeypatch: pytest.MonkeyPatch) -> Generator
     yield from users("uid" if os.geteuid() == 0 else None, bundle, monkeypatch)
 
 
-def users(form: str | None, bundle: build.Bundle, monkeypatch: pytest.MonkeyPatch) -> Generator[User]:
+def users(namespace: str | None, bundle: build.Bundle, monkeypatch: pytest.MonkeyPatch) -> Generator[User]:
     place = Place(make_short_dir("eos-l-"), bundle)
     for name in (place.state, place.workspace, f"{place.root}/home", f"{place.root}/cache"):
         os.mkdir(name)
     with open(f"{place.workspace}/a.txt", "w") as file:
         file.write("one\n")
-    if form is not None:
+    if namespace is not None:
         for folder, _, files in os.walk(place.root):
             for path in (folder, *(os.path.join(folder, name) for name in files)):
                 os.chown(path, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
     monkeypatch.setenv("HOME", f"{place.root}/home")
     monkeypatch.setenv("XDG_CACHE_HOME", f"{place.root}/cache")
     monkeypatch.setenv("EOS_STATE_DIR", place.state)
-    yield User(place, form)
+    yield User(place, namespace)
     left = end_processes_that_name(place.state)
     remove_tree(place.root, lambda: build.python_argv(bundle.path))
     assert left == []

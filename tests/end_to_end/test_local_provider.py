@@ -212,7 +212,7 @@ def test_a_store_on_an_overlay_is_refused_by_name_with_the_variable_that_moves_i
             0,
             f"lowerdir={place.state},upperdir={place.root}/ov/upper,workdir={place.root}/ov/work",
         )
-        if user.form == "uid":
+        if user.namespace == "uid":
             os.chown(place.state, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
             in_namespace.become(in_namespace.ORDINARY_UID)
 
@@ -319,7 +319,7 @@ def test_commands_see_nothing_of_our_own_directories_and_of_the_users_keys(user:
     os.mkdir(f"{place.root}/home/.ssh")
     with open(f"{place.root}/home/.ssh/id", "w") as file:
         file.write("PRIVATE")
-    if user.form is not None:
+    if user.namespace is not None:
         subprocess.run(["chown", "-R", str(in_namespace.ORDINARY_UID), f"{place.root}/home"], check=True)
 
     async def scenario(place: Place) -> str:

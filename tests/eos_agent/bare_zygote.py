@@ -14,8 +14,7 @@ from eos_agent.handles.init_handle import InitHandle
 from eos_agent.handles.zygote_handle import ZygoteHandle, fork_zygote
 from eos_agent.machine.neighbours import News
 from eos_agent.zygote.specs import HostSpec, SessionSpec
-from layerstack.kernel import overlay
-from layerstack.kernel import xattrs as form
+from layerstack.kernel import overlay, xattrs
 from tests import in_namespace, leaks, native, probes
 
 for _module in (
@@ -61,7 +60,10 @@ class Box:
     def mount(self, name: str) -> int:
         upper, work = self.folders(name)
         return overlay.create(
-            [f"{self.top}/store/base"], upper, work, form=form.USER if self.rootless else form.TRUSTED
+            [f"{self.top}/store/base"],
+            upper,
+            work,
+            xattr_namespace=xattrs.USER if self.rootless else xattrs.TRUSTED,
         )
 
     async def session(self, name: str = "", *, network: str = "shared", rootfs_mode: str = "shared") -> Live:
@@ -202,7 +204,7 @@ class Live:
 def in_box(
     scenario: Callable[[Box], Awaitable[T]],
     *,
-    form: str = "trusted",
+    namespace: str = "trusted",
     provider: str = "local",
     workspace: str | None = None,
     files: dict[str, str] | None = None,
@@ -251,7 +253,7 @@ def in_box(
                 zygote = ZygoteHandle(pid, sock, news=news)
                 await zygote.start()
                 try:
-                    return await scenario(Box(top, place, zygote, form == "user"))
+                    return await scenario(Box(top, place, zygote, namespace == "user"))
                 finally:
                     await zygote.close()
 
@@ -259,4 +261,4 @@ def in_box(
         finally:
             shutil.rmtree(top)
 
-    return in_namespace.call(form, run)
+    return in_namespace.call(namespace, run)

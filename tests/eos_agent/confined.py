@@ -20,7 +20,7 @@ from tests import probes
 from . import attacks, escapes
 from .bare_zygote import Box, in_box
 
-OF_BOXES = {  # kind -> form, provider, network
+OF_BOXES = {  # kind -> namespace, provider, network
     "local-root": ("trusted", "local", "shared"),
     "local-user": ("user", "local", "shared"),
     "local-isolated": ("trusted", "local", "isolated"),
@@ -147,7 +147,7 @@ def findings(kind: str) -> Findings:
 
 def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = None) -> Findings:
     """Run `findings` for one row, in a fork only, after `tamper` has removed a protection."""
-    form, provider, network = OF_BOXES[kind]
+    namespace, provider, network = OF_BOXES[kind]
     table = {name: row.attack for name, row in escapes.rows_of(kind).items() if only in ("", name)}
     code = b"" if tamper or not probes.power("musl").on else program()
     disk = os.stat(probes.scratch_root()).st_dev
@@ -265,5 +265,10 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
         "/var/tmp" if provider == "local" else None
     )  # /tmp is private in local sessions: everything there is hidden anyway
     return in_box(
-        scenario, form=form, provider=provider, hidden=hidden, before_fork=before_fork, parent=parent
+        scenario,
+        namespace=namespace,
+        provider=provider,
+        hidden=hidden,
+        before_fork=before_fork,
+        parent=parent,
     )

@@ -188,8 +188,8 @@ def test_a_command_has_exactly_the_capabilities_of_the_list_and_cannot_gain_any(
         live = await box.session()
         return (await live.run("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; id -u")).out
 
-    form, provider, _ = OF_BOXES[kind]
-    words = in_box(scenario, form=form, provider=provider).split()
+    namespace, provider, _ = OF_BOXES[kind]
+    words = in_box(scenario, namespace=namespace, provider=provider).split()
     status = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
     full = sum(1 << n for n in CAP_NUMBERS.values())
     assert (int(status["CapInh:"], 16), int(status["CapAmb:"], 16)) == (0, 0)

@@ -142,7 +142,7 @@ def test_a_session_that_is_set_apart_is_given_up_by_its_destruction_and_layers_a
     assert agent.call("list_drafts")["drafts"] == [] and agent.call("file_read", path="a")["content"] == "x"
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_a_page_ends_at_the_next_entry_when_the_agent_leaves(stack: Stack) -> None:
     stack.store.update_file("new", lambda old: b"x\n", owner="o", request_id="r")
     asked: list[bool] = []

@@ -18,14 +18,15 @@ from tests.native import both as both
 from .bare_zygote import Box, Ended, in_box
 
 as_root = pytest.mark.needs("root", "overlay")
-both_forms = pytest.mark.parametrize(
-    "form", [pytest.param("trusted", marks=as_root), pytest.param("user", marks=pytest.mark.needs("userns"))]
+both_namespaces = pytest.mark.parametrize(
+    "namespace",
+    [pytest.param("trusted", marks=as_root), pytest.param("user", marks=pytest.mark.needs("userns"))],
 )
 
 
-@both_forms
+@both_namespaces
 def test_a_terminal_is_the_controlling_one_of_the_command_and_control_c_interrupts_its_foreground(
-    form: str,
+    namespace: str,
 ) -> None:
     async def scenario(box: Box) -> tuple[str, int]:
         live = await box.session()
@@ -37,14 +38,14 @@ def test_a_terminal_is_the_controlling_one_of_the_command_and_control_c_interrup
         running.write("\x03")
         return seen.out, (await running.ended()).code
 
-    out, code = in_box(scenario, form=form)
+    out, code = in_box(scenario, namespace=namespace)
     assert out == "/dev/pts/0\nto-the-tty\n24 80\n"
     assert code == -signal.SIGINT
 
 
-@both_forms
+@both_namespaces
 def test_pipes_keep_both_outputs_apart_when_split_and_standard_input_is_closed_unless_asked_for(
-    form: str,
+    namespace: str,
 ) -> None:
     async def scenario(box: Box) -> list[Any]:
         live = await box.session()
@@ -55,7 +56,11 @@ def test_pipes_keep_both_outputs_apart_when_split_and_standard_input_is_closed_u
         fed.close("stdin")
         return [(split.out, split.err), (merged.out, merged.err), (await fed.ended()).out]
 
-    assert in_box(scenario, form=form) == [("out\n", "err\n"), ("out\nerr\n", ""), "some input\nend\n"]
+    assert in_box(scenario, namespace=namespace) == [
+        ("out\n", "err\n"),
+        ("out\nerr\n", ""),
+        "some input\nend\n",
+    ]
 
 
 @as_root
@@ -70,9 +75,9 @@ def test_the_exit_status_is_the_one_that_the_kernel_gave() -> None:
     assert in_box(scenario) == [0, 7, 255, -9, -11, 127]
 
 
-@both_forms
+@both_namespaces
 def test_a_command_gets_the_environment_that_was_given_three_descriptors_and_default_signals(
-    form: str,
+    namespace: str,
 ) -> None:
     async def scenario(box: Box) -> tuple[str, str, str]:
         live = await box.session()
@@ -81,7 +86,7 @@ def test_a_command_gets_the_environment_that_was_given_three_descriptors_and_def
         signals = await live.run("grep -E '^(SigBlk|SigIgn)' /proc/self/status; umask")
         return environment.out, descriptors.out, signals.out
 
-    environment, descriptors, signals = in_box(scenario, form=form)
+    environment, descriptors, signals = in_box(scenario, namespace=namespace)
     assert sorted(environment.split("\n")) == ["", "A=b c", "PATH=/bin:/usr/bin"]
     assert descriptors.split() == ["0", "1", "2", "3"]  # 3 is ls's own, on the folder
     blocked, ignored, umask = signals.split()[1::2] + signals.split()[-1:]
@@ -89,8 +94,8 @@ def test_a_command_gets_the_environment_that_was_given_three_descriptors_and_def
     assert int(ignored, 16) & ~0x180000000 == 0  # 32 and 33 belong to libc, whose posix_spawn ignores them
 
 
-@both_forms
-def test_each_of_many_commands_at_once_gets_the_environment_that_was_given_for_it(form: str) -> None:
+@both_namespaces
+def test_each_of_many_commands_at_once_gets_the_environment_that_was_given_for_it(namespace: str) -> None:
     async def scenario(box: Box) -> list[list[str]]:
         live = await box.session()
 
@@ -101,7 +106,7 @@ def test_each_of_many_commands_at_once_gets_the_environment_that_was_given_for_i
 
         return await asyncio.gather(*(some(name) for name in "abc"))
 
-    assert in_box(scenario, form=form) == [[name] * 5 for name in "abc"]
+    assert in_box(scenario, namespace=namespace) == [[name] * 5 for name in "abc"]
 
 
 @as_root
@@ -159,8 +164,10 @@ SLEEPERS = "grep -lszx '100[0]' /proc/[0-9]*/cmdline | grep -c ."
 """How many processes have the argument 1000; without `ps`, which a small installation lacks."""
 
 
-@both_forms
-def test_processes_that_left_the_group_never_delay_the_end_are_listed_and_die_by_kill_tree(form: str) -> None:
+@both_namespaces
+def test_processes_that_left_the_group_never_delay_the_end_are_listed_and_die_by_kill_tree(
+    namespace: str,
+) -> None:
     async def scenario(box: Box) -> tuple[list[str], list[str], str]:
         live = await box.session()
         other = await live.start("exec setsid sleep 1000")  # of another command: neither listed nor killed
@@ -173,7 +180,7 @@ def test_processes_that_left_the_group_never_delay_the_end_are_listed_and_die_by
         await other.ended()
         return [p["name"] for p in done.left_behind], [survivors.out.strip(), gone.out.strip()], done.out
 
-    left, counts, _ = in_box(scenario, form=form)
+    left, counts, _ = in_box(scenario, namespace=namespace)
     assert left == ["sleep"] and counts == ["1", "0"]
 
 
@@ -213,8 +220,8 @@ def test_sigterm_is_tried_first_so_that_a_command_can_clean_up() -> None:
     assert code == 5 and out.startswith("armed\n") and out.endswith("cleaned\n") and sent and not sent_again
 
 
-@both_forms
-def test_the_working_directory_is_the_workspace_or_below_and_a_missing_one_is_named(form: str) -> None:
+@both_namespaces
+def test_the_working_directory_is_the_workspace_or_below_and_a_missing_one_is_named(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[bool, bool, list[tuple[str, dict[str, Any]]]]:
         live = await box.session()
         top = (await live.run("pwd")).out.strip() == box.workspace
@@ -234,7 +241,7 @@ def test_the_working_directory_is_the_workspace_or_below_and_a_missing_one_is_na
         assert (await live.run("echo still here")).code == 0
         return top, below, failures
 
-    top, below, failures = in_box(scenario, form=form)
+    top, below, failures = in_box(scenario, namespace=namespace)
     assert top and below
     assert [(d["reason"], d["errno"]) for _, d in failures] == [
         ("cwd_not_found", "ENOENT"),
@@ -261,8 +268,8 @@ def test_a_command_runs_as_another_user_on_request() -> None:
     assert in_box(scenario) == ["65534\n65534\n65534\n", "65534\n/dev/pts/0\nhi\n", "exec_failed"]
 
 
-@both_forms
-def test_a_frozen_session_does_nothing_and_goes_on_after_the_thaw(form: str) -> None:
+@both_namespaces
+def test_a_frozen_session_does_nothing_and_goes_on_after_the_thaw(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[int, int, bool, list[str]]:
         live = await box.session("cold")
         running = await live.start("while :; do echo x; done >> out")
@@ -284,7 +291,7 @@ def test_a_frozen_session_does_nothing_and_goes_on_after_the_thaw(form: str) -> 
         await live.init.kill_tree(running.key)
         return first, second, running.over.is_set(), states
 
-    first, second, _, states = in_box(scenario, form=form)
+    first, second, _, states = in_box(scenario, namespace=namespace)
     assert first == second and states == ["T"]  # who was stopped before stays so
 
 
@@ -329,7 +336,7 @@ def test_a_move_that_is_killed_while_it_copies_leaves_nothing_that_could_be_publ
         ]
         return reason, sorted(os.listdir(upper)), left, os.path.exists(f"{upper}/d")
 
-    reason, names, left, touched = in_box(scenario, form="user", before_fork=large)
+    reason, names, left, touched = in_box(scenario, namespace="user", before_fork=large)
     assert names == ["new"] and not touched
     if who == "the session":
         assert [tempnames.is_place(name, mode) for name, mode in left] == [True]
@@ -337,8 +344,8 @@ def test_a_move_that_is_killed_while_it_copies_leaves_nothing_that_could_be_publ
         assert (reason, left) == ("operation_killed", [])
 
 
-@both_forms
-def test_file_operations_run_inside_the_mount_and_carry_many_megabytes(form: str) -> None:
+@both_namespaces
+def test_file_operations_run_inside_the_mount_and_carry_many_megabytes(namespace: str) -> None:
     content = os.urandom(1 << 20) * 12
 
     async def scenario(box: Box) -> tuple[str, int, str]:
@@ -353,7 +360,7 @@ def test_file_operations_run_inside_the_mount_and_carry_many_megabytes(form: str
             return size, same, error.kind
         raise AssertionError("read a file that is not there")
 
-    assert in_box(scenario, form=form) == (str(12 << 20), True, "not_found")
+    assert in_box(scenario, namespace=namespace) == (str(12 << 20), True, "not_found")
 
 
 @as_root

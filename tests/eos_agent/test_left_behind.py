@@ -15,7 +15,9 @@ from .bare_zygote import Box, in_box
 
 pytestmark = [pytest.mark.needs("overlay", "userns")]
 
-FORMS = pytest.mark.parametrize("form", [pytest.param("trusted", marks=pytest.mark.needs("root")), "user"])
+NAMESPACES = pytest.mark.parametrize(
+    "namespace", [pytest.param("trusted", marks=pytest.mark.needs("root")), "user"]
+)
 SCRIPTS = {
     "polite": (
         "trap 'sleep 0.1; echo cleaned > cleaned; exit' TERM; echo > armed; while :; do sleep 0.01; done\n"
@@ -41,8 +43,8 @@ def leaving(script: str) -> str:
     return f"setsid sh ./{script} </dev/null >/dev/null 2>&1 & while ! test -e armed; do sleep 0.01; done"
 
 
-@FORMS
-def test_it_has_the_time_to_tidy_up_and_no_longer_is_waited(form: str) -> None:
+@NAMESPACES
+def test_it_has_the_time_to_tidy_up_and_no_longer_is_waited(namespace: str) -> None:
     async def scenario(box: Box) -> list[bool]:
         found: list[bool] = []
         for name, then in (("runs", ""), ("stopped", "; kill -STOP $!")):
@@ -52,11 +54,11 @@ def test_it_has_the_time_to_tidy_up_and_no_longer_is_waited(form: str) -> None:
             found += [os.path.exists(f"{box.folders(name)[0]}/cleaned"), live.init.gone.done()]
         return found
 
-    assert in_box(scenario, form=form, files=SCRIPTS) == [True] * 4
+    assert in_box(scenario, namespace=namespace, files=SCRIPTS) == [True] * 4
 
 
-@FORMS
-def test_what_ignores_the_signal_or_forks_on_and_on_is_killed_when_the_grace_is_over(form: str) -> None:
+@NAMESPACES
+def test_what_ignores_the_signal_or_forks_on_and_on_is_killed_when_the_grace_is_over(namespace: str) -> None:
     async def scenario(box: Box) -> list[bool]:
         found: list[bool] = []
         for script in ("stubborn", "bomb"):
@@ -66,11 +68,11 @@ def test_what_ignores_the_signal_or_forks_on_and_on_is_killed_when_the_grace_is_
             found += [bool(left), live.init.gone.done() and not box.in_use(script)]
         return found
 
-    assert in_box(scenario, form=form, files=SCRIPTS) == [True] * 4
+    assert in_box(scenario, namespace=namespace, files=SCRIPTS) == [True] * 4
 
 
-@FORMS
-def test_where_nothing_is_left_nobody_is_asked(form: str) -> None:
+@NAMESPACES
+def test_where_nothing_is_left_nobody_is_asked(namespace: str) -> None:
     async def scenario(box: Box) -> list[bool]:
         live = await box.session()
         found = [live.init.alone]
@@ -86,7 +88,7 @@ def test_where_nothing_is_left_nobody_is_asked(form: str) -> None:
         found.append(live.init.alone)
         return found
 
-    assert in_box(scenario, form=form, files=SCRIPTS) == [True, True, False, False, True]
+    assert in_box(scenario, namespace=namespace, files=SCRIPTS) == [True, True, False, False, True]
 
 
 def test_a_one_shot_and_a_publish_have_what_was_tidied_up_and_a_server_says_goodbye(

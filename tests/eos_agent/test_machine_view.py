@@ -21,20 +21,21 @@ from tests import in_namespace
 from .bare_zygote import Box, in_box
 
 as_root = pytest.mark.needs("root", "overlay")
-both_forms = pytest.mark.parametrize(
-    "form", [pytest.param("trusted", marks=as_root), pytest.param("user", marks=pytest.mark.needs("userns"))]
+both_namespaces = pytest.mark.parametrize(
+    "namespace",
+    [pytest.param("trusted", marks=as_root), pytest.param("user", marks=pytest.mark.needs("userns"))],
 )
 
 
 def in_machine(
-    scenario: Callable[..., object], form: str, before_fork: Callable[[str], None] | None = None
+    scenario: Callable[..., object], namespace: str, before_fork: Callable[[str], None] | None = None
 ) -> object:
-    return in_box(scenario, form=form, parent="/var/tmp", before_fork=before_fork)  # type: ignore[arg-type]
+    return in_box(scenario, namespace=namespace, parent="/var/tmp", before_fork=before_fork)  # type: ignore[arg-type]
 
 
-@both_forms
+@both_namespaces
 def test_a_command_sees_what_was_made_replaced_and_removed_on_the_machine_since_the_one_before(
-    form: str, monkeypatch: pytest.MonkeyPatch
+    namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(freshness, "PAUSE_S", 0.0)
     monkeypatch.setattr(freshness, "SHARE", 0)
@@ -56,11 +57,13 @@ def test_a_command_sees_what_was_made_replaced_and_removed_on_the_machine_since_
         os.unlink(folder / "gone")
         return [*found, (await live.run(script)).out]
 
-    assert in_machine(scenario, form) == ["firstnone\ntherenone\n", "secondnewnone\nbelownew\n"]
+    assert in_machine(scenario, namespace) == ["firstnone\ntherenone\n", "secondnewnone\nbelownew\n"]
 
 
-@both_forms
-def test_a_secret_that_is_made_after_the_sandbox_is_hidden_from_the_sessions_that_come(form: str) -> None:
+@both_namespaces
+def test_a_secret_that_is_made_after_the_sandbox_is_hidden_from_the_sessions_that_come(
+    namespace: str,
+) -> None:
     """Its folder may be new as well."""
 
     async def scenario(box: Box) -> tuple[str, str]:
@@ -75,12 +78,12 @@ def test_a_secret_that_is_made_after_the_sandbox_is_hidden_from_the_sessions_tha
             await (await box.session()).run(look)
         ).out
 
-    first, second = in_machine(scenario, form)  # type: ignore[misc]
+    first, second = in_machine(scenario, namespace)  # type: ignore[misc]
     assert "secret" not in first + second and second.endswith("shown\n")
 
 
-@both_forms
-def test_tools_that_have_their_settings_beside_secrets_keep_the_settings(form: str) -> None:
+@both_namespaces
+def test_tools_that_have_their_settings_beside_secrets_keep_the_settings(namespace: str) -> None:
     def before(top: str) -> None:
         for name in (
             ".config/git/config",
@@ -102,12 +105,13 @@ def test_tools_that_have_their_settings_beside_secrets_keep_the_settings(form: s
         ).out
 
     assert (
-        in_machine(scenario, form, before) == ".gitconfig\n.config/git/config\n.cargo/config.toml\n755\n755\n"
+        in_machine(scenario, namespace, before)
+        == ".gitconfig\n.config/git/config\n.cargo/config.toml\n755\n755\n"
     )
 
 
-@both_forms
-def test_a_link_to_a_secret_and_what_it_points_to_are_both_hidden(form: str) -> None:
+@both_namespaces
+def test_a_link_to_a_secret_and_what_it_points_to_are_both_hidden(namespace: str) -> None:
     def before(top: str) -> None:
         os.mkdir(f"{top}/elsewhere")
         Path(f"{top}/elsewhere/id").write_text("secret")
@@ -122,7 +126,7 @@ def test_a_link_to_a_secret_and_what_it_points_to_are_both_hidden(form: str) -> 
         ).out
 
     assert (
-        "secret" not in str(found := in_machine(scenario, form, before))
+        "secret" not in str(found := in_machine(scenario, namespace, before))
         and str(found).endswith("end\n")
         and ".ssh\n" not in str(found)
     )

@@ -55,13 +55,13 @@ def test_a_note_counts_for_what_belongs_to_its_writer_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    "form",
+    "namespace",
     [
         pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
         pytest.param("user", marks=pytest.mark.needs("userns")),
     ],
 )
-def test_sessions_see_no_folder_of_a_gateway_that_was_there_before_or_comes_later(form: str) -> None:
+def test_sessions_see_no_folder_of_a_gateway_that_was_there_before_or_comes_later(namespace: str) -> None:
     def gateway(top: str, name: str) -> None:
         os.mkdir(f"{top}/{name}")
         Path(f"{top}/{name}/token").write_text("secret")
@@ -88,7 +88,7 @@ def test_sessions_see_no_folder_of_a_gateway_that_was_there_before_or_comes_late
         return seen
 
     for found in in_box(
-        scenario, form=form, parent="/var/tmp", before_fork=lambda top: gateway(top, "before")
+        scenario, namespace=namespace, parent="/var/tmp", before_fork=lambda top: gateway(top, "before")
     ):
         assert "secret" not in found and found.endswith("end\n")
 
@@ -108,7 +108,7 @@ def test_a_command_that_runs_on_hears_of_a_gateway_that_begins_meanwhile() -> No
         neighbours.note(f"{box.top}/home", [f"{box.top}/later"])
         return (await running.ended()).out
 
-    assert in_box(scenario, form="trusted", parent="/var/tmp") == "secrethidden\n"
+    assert in_box(scenario, namespace="trusted", parent="/var/tmp") == "secrethidden\n"
 
 
 def test_the_data_of_engines_is_where_their_configuration_says(

@@ -20,8 +20,8 @@ from tests import in_namespace
 from .bare_zygote import Box, Live, in_box
 from .bridge import ports_of, wait_until
 
-both_forms = pytest.mark.parametrize(
-    "form",
+both_namespaces = pytest.mark.parametrize(
+    "namespace",
     [
         pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
         pytest.param("user", marks=pytest.mark.needs("userns")),
@@ -82,9 +82,9 @@ async def python(live: Live, script: str) -> str:
     return ended.out.strip()
 
 
-@both_forms
+@both_namespaces
 def test_three_sessions_have_three_addresses_and_each_reaches_its_own_server_and_the_gateway_only(
-    form: str,
+    namespace: str,
 ) -> None:
     async def scenario(box: Box) -> tuple[list[str], list[str | None], list[bytes], list[str], list[str]]:
         lives = [await box.session(name, network="isolated") for name in ("red", "green", "blue")]
@@ -111,7 +111,7 @@ for address in set({seen!r}) - {{own()}}:
                 heard.append(await loop.sock_recv(sock, 100))
         return seen, [live.init.address for live in lives], heard, own, tried
 
-    seen, told, heard, own, tried = in_box(scenario, form=form)
+    seen, told, heard, own, tried = in_box(scenario, namespace=namespace)
     assert seen == told == ["10.244.0.2", "10.244.0.3", "10.244.0.4"]
     assert own == ["red red True", "green green True", "blue blue True"] and heard == [
         b"red",
@@ -121,8 +121,8 @@ for address in set({seen!r}) - {{own()}}:
     assert len(tried) == 6 and "reached" not in tried, tried
 
 
-@both_forms
-def test_frames_made_by_hand_reach_no_other_session_directly_or_over_the_gateway(form: str) -> None:
+@both_namespaces
+def test_frames_made_by_hand_reach_no_other_session_directly_or_over_the_gateway(namespace: str) -> None:
     """With NET_RAW a session sends what it likes. The answer to its ping shows that the frames before it have
     arrived where they could.
     """
@@ -164,7 +164,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         )
         return await python(blue, LOG), mac
 
-    log, mac = in_box(scenario, form=form)
+    log, mac = in_box(scenario, namespace=namespace)
     assert log == "own" and len(mac) == 17
 
 
@@ -183,8 +183,8 @@ print(raw[18:24].hex(":"))
 """
 
 
-@both_forms
-def test_an_isolated_session_has_no_way_out_and_learns_it_at_once(form: str) -> None:
+@both_namespaces
+def test_an_isolated_session_has_no_way_out_and_learns_it_at_once(namespace: str) -> None:
     async def scenario(box: Box) -> list[str]:
         listener = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 0)
         port = listener.sockets[0].getsockname()[1]
@@ -204,11 +204,13 @@ for address in ("192.0.2.1", "127.0.0.1", "10.244.0.1"):
         listener.close()
         return tried.split()
 
-    assert in_box(scenario, form=form) == ["ENETUNREACH", "ECONNREFUSED", "ECONNREFUSED"]
+    assert in_box(scenario, namespace=namespace) == ["ENETUNREACH", "ECONNREFUSED", "ECONNREFUSED"]
 
 
-@both_forms
-def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_bridge(form: str) -> None:
+@both_namespaces
+def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_bridge(
+    namespace: str,
+) -> None:
     async def scenario(box: Box) -> tuple[list[str | None], list[str], list[str]]:
         lives = [await box.session(network="isolated") for _ in range(3)]
         addresses = [live.init.address for live in lives]
@@ -219,7 +221,7 @@ def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_
         addresses += [live.init.address for live in again]
         return addresses, before, wait_until(box.zygote.pid, 2)
 
-    addresses, before, left = in_box(scenario, form=form)
+    addresses, before, left = in_box(scenario, namespace=namespace)
     assert addresses == [f"10.244.0.{n}" for n in (2, 3, 4, 5, 6)]
     assert before == ["eos-iws-1001", "eos-iws-1002", "eos-iws-1003"] and left == [
         "eos-iws-1004",
@@ -228,9 +230,9 @@ def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_
 
 
 @pytest.mark.soak
-@both_forms
+@both_namespaces
 def test_more_sessions_than_there_are_addresses_one_after_the_other_leave_no_descriptor_and_no_port(
-    form: str,
+    namespace: str,
 ) -> None:
     async def scenario(box: Box) -> tuple[set[str | None], int, int, list[str]]:
         def descriptors() -> int:
@@ -244,14 +246,16 @@ def test_more_sessions_than_there_are_addresses_one_after_the_other_leave_no_des
             await live.init.terminate()
         return addresses, before, descriptors(), wait_until(box.zygote.pid, 0)
 
-    addresses, before, after, left = in_box(scenario, form=form)
+    addresses, before, after, left = in_box(scenario, namespace=namespace)
     assert (
         len(addresses) == 253 and abs(after - before) <= 2 and left == []
     )  # the spare for shared sessions comes and goes
 
 
-@both_forms
-def test_when_all_addresses_are_in_use_the_next_session_is_refused_by_name_until_one_ends(form: str) -> None:
+@both_namespaces
+def test_when_all_addresses_are_in_use_the_next_session_is_refused_by_name_until_one_ends(
+    namespace: str,
+) -> None:
     def three(_top: str) -> None:
         network.HOSTS = range(2, 5)  # the zygote is forked from this process
 
@@ -264,7 +268,7 @@ def test_when_all_addresses_are_in_use_the_next_session_is_refused_by_name_until
             return error.message, error.details, (await box.session(network="isolated")).init.address
         raise AssertionError("there was a fourth address")
 
-    message, details, address = in_box(scenario, form=form, before_fork=three)
+    message, details, address = in_box(scenario, namespace=namespace, before_fork=three)
     assert "isolated_ip_pool_exhausted" in message and address == "10.244.0.3"
     assert (details["reason"], details["step"], details["errno"]) == (
         "setup_failed",
@@ -293,7 +297,7 @@ def test_where_the_kernel_gives_no_bridge_there_is_a_loopback_locally_and_a_refu
         with socket.socket(fileno=await live.init.connect(8000)) as sock:
             return live.init.address, await asyncio.get_running_loop().sock_recv(sock, 100)
 
-    found = in_box(scenario, form="user", provider=provider, before_fork=one_namespace)
+    found = in_box(scenario, namespace="user", provider=provider, before_fork=one_namespace)
     if provider == "local":
         assert found == (None, b"alone")
     else:
@@ -318,10 +322,10 @@ print(repr((named, sorted(links), sorted({os.path.basename(path) for path in (*f
 """  # noqa: E501
 
 
-@both_forms
+@both_namespaces
 @pytest.mark.parametrize("provider", ["local", "docker"])
 def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_of_it_as_any_session_does(
-    form: str, provider: str
+    namespace: str, provider: str
 ) -> None:
     async def scenario(box: Box) -> tuple[Any, Any]:
         own, shared = await box.session(network="isolated"), await box.session()
@@ -329,7 +333,9 @@ def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_o
             await python(shared, INTERFACES)
         )
 
-    (named, links, found, firmware, groups, writable), theirs = in_box(scenario, form=form, provider=provider)
+    (named, links, found, firmware, groups, writable), theirs = in_box(
+        scenario, namespace=namespace, provider=provider
+    )
     assert "lo" in named and "eth0" in named and links == found == named
     assert (firmware, groups, writable) == ([], theirs[4], False)
 
@@ -345,5 +351,7 @@ def test_where_the_kernel_gives_no_sysfs_an_isolated_session_sees_no_interface_i
     async def scenario(box: Box) -> Any:
         return ast.literal_eval(await python(await box.session(network="isolated"), INTERFACES))
 
-    named, links, found, firmware, _, writable = in_box(scenario, form="user", before_fork=masked_for_good)
+    named, links, found, firmware, _, writable = in_box(
+        scenario, namespace="user", before_fork=masked_for_good
+    )
     assert "lo" in named and (links, found, firmware, writable) == ([], [], [], False)

@@ -12,8 +12,9 @@ from eos_agent.wire.protocol import OperationError
 from .bare_zygote import Box, in_box
 
 as_root = pytest.mark.needs("root", "overlay")
-both_forms = pytest.mark.parametrize(
-    "form", [pytest.param("trusted", marks=as_root), pytest.param("user", marks=pytest.mark.needs("userns"))]
+both_namespaces = pytest.mark.parametrize(
+    "namespace",
+    [pytest.param("trusted", marks=as_root), pytest.param("user", marks=pytest.mark.needs("userns"))],
 )
 
 
@@ -26,13 +27,13 @@ async def look(box: Box) -> str:
     ).out
 
 
-@both_forms
+@both_namespaces
 @pytest.mark.parametrize(
     "place", ["TOP/ws", "TOP/home/deep/er/ws", "TOP/private/inside/ws", "/dev/shm/eos-test-ws", "TOP"]
 )
-def test_the_workspace_is_at_its_own_path_wherever_that_lies(form: str, place: str) -> None:
+def test_the_workspace_is_at_its_own_path_wherever_that_lies(namespace: str, place: str) -> None:
     try:
-        out = in_box(look, form=form, workspace=place)
+        out = in_box(look, namespace=namespace, workspace=place)
     finally:
         if place.startswith("/dev/shm"):
             shutil.rmtree(place, ignore_errors=True)
@@ -41,8 +42,8 @@ def test_the_workspace_is_at_its_own_path_wherever_that_lies(form: str, place: s
     assert {"hello", "made", "pkg"} <= set(lines)
 
 
-@both_forms
-def test_a_workspace_at_the_home_folder_itself_hides_what_lies_below(form: str) -> None:
+@both_namespaces
+def test_a_workspace_at_the_home_folder_itself_hides_what_lies_below(namespace: str) -> None:
     async def scenario(box: Box) -> str:
         live = await box.session()
         return (await live.run("cat .ssh/id; ls -A")).out
@@ -52,12 +53,12 @@ def test_a_workspace_at_the_home_folder_itself_hides_what_lies_below(form: str) 
         with open(f"{top}/home/.ssh/id", "w") as f:
             f.write("secret")
 
-    out = in_box(scenario, form=form, workspace="TOP/home", before_fork=before)
+    out = in_box(scenario, namespace=namespace, workspace="TOP/home", before_fork=before)
     assert "secret" not in out and "hello" in out
 
 
-@both_forms
-def test_hidden_folders_look_empty_and_nothing_of_a_mount_below_them_is_left(form: str) -> None:
+@both_namespaces
+def test_hidden_folders_look_empty_and_nothing_of_a_mount_below_them_is_left(namespace: str) -> None:
     async def scenario(box: Box) -> str:
         live = await box.session()
         return (
@@ -67,7 +68,9 @@ def test_hidden_folders_look_empty_and_nothing_of_a_mount_below_them_is_left(for
             )
         ).out
 
-    lines = in_box(scenario, form=form, provider="docker", hidden=["TOP/store", "TOP/private"]).split("\n")
+    lines = in_box(
+        scenario, namespace=namespace, provider="docker", hidden=["TOP/store", "TOP/private"]
+    ).split("\n")
     mounts = [line for line in lines if " / /" in line]
     assert (
         all("tmpfs" in m or "overlay" in m for m in mounts) and len(mounts) == 3
@@ -106,9 +109,9 @@ def busybox_root(top: str) -> str:
     return root
 
 
-@both_forms
+@both_namespaces
 @pytest.mark.needs("busybox")
-def test_a_rootfs_folder_is_the_root_of_the_session_and_stays_as_it_is(form: str) -> None:
+def test_a_rootfs_folder_is_the_root_of_the_session_and_stays_as_it_is(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[str, list[str], list[str] | None]:
         live = await box.session()
         script = (
@@ -123,14 +126,14 @@ def test_a_rootfs_folder_is_the_root_of_the_session_and_stays_as_it_is(form: str
             await live.init.which_shell(),
         )
 
-    out, left, shell = in_box(scenario, form=form, rootfs=busybox_root)
+    out, left, shell = in_box(scenario, namespace=namespace, rootfs=busybox_root)
     assert out.startswith("NAME=tiny\nbin\ndev\netc\nproc\nrun\nsys\ntmp\n")
     assert "\nhello\n" in out and "Read-only file system" in out and "/dev/pts/0" in out and "urandom" in out
     assert left == ["bin", "etc"] and shell == ["/bin/sh", "-c"]
 
 
-@both_forms
-def test_an_empty_rootfs_has_no_shell_and_says_what_is_missing(form: str) -> None:
+@both_namespaces
+def test_an_empty_rootfs_has_no_shell_and_says_what_is_missing(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[list[str] | None, str]:
         live = await box.session()
         shell = await live.init.which_shell()
@@ -144,4 +147,7 @@ def test_an_empty_rootfs_has_no_shell_and_says_what_is_missing(form: str) -> Non
             return shell, f"{error.details['reason']} {error.details['errno']}"
         raise AssertionError("ran a shell that is not there")
 
-    assert in_box(scenario, form=form, rootfs=lambda top: f"{top}/home") == (None, "exec_failed ENOENT")
+    assert in_box(scenario, namespace=namespace, rootfs=lambda top: f"{top}/home") == (
+        None,
+        "exec_failed ENOENT",
+    )

@@ -20,8 +20,8 @@ from tests.native import both as both
 
 from .bare_zygote import Box, in_box
 
-both_forms = pytest.mark.parametrize(
-    "form",
+both_namespaces = pytest.mark.parametrize(
+    "namespace",
     [
         pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
         pytest.param("user", marks=pytest.mark.needs("userns")),
@@ -50,8 +50,10 @@ def own_kilobytes(pid: int) -> int:
         )
 
 
-@both_forms
-def test_a_session_shows_the_base_keeps_writes_in_its_upperdir_and_frees_it_when_it_ends(form: str) -> None:
+@both_namespaces
+def test_a_session_shows_the_base_keeps_writes_in_its_upperdir_and_frees_it_when_it_ends(
+    namespace: str,
+) -> None:
     async def scenario(box: Box) -> tuple[str, str, bool, bool, str]:
         live = await box.session("one")
         done = await live.run("cat hello; echo new > made; rm pkg/m.py; pwd")
@@ -61,13 +63,13 @@ def test_a_session_shows_the_base_keeps_writes_in_its_upperdir_and_frees_it_when
             made = f.read()
         return done.out, made, during, box.in_use("one"), await live.init.gone
 
-    out, made, during, after, reason = in_box(scenario, form=form)
+    out, made, during, after, reason = in_box(scenario, namespace=namespace)
     assert out.startswith("hello\n/") and made == "new\n"
     assert during and not after and reason == "killed by SIGKILL"
 
 
-@both_forms
-def test_an_upperdir_is_free_at_the_moment_that_gone_resolves(form: str) -> None:
+@both_namespaces
+def test_an_upperdir_is_free_at_the_moment_that_gone_resolves(namespace: str) -> None:
     async def scenario(box: Box) -> list[bool]:
         found: list[bool] = []
         for _ in range(15):
@@ -77,11 +79,11 @@ def test_an_upperdir_is_free_at_the_moment_that_gone_resolves(form: str) -> None
             found.append(box.in_use("again"))
         return found
 
-    assert in_box(scenario, form=form) == [False] * 15
+    assert in_box(scenario, namespace=namespace) == [False] * 15
 
 
-@both_forms
-def test_a_refused_mount_names_the_step_and_leaves_nothing(form: str) -> None:
+@both_namespaces
+def test_a_refused_mount_names_the_step_and_leaves_nothing(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[str, dict[str, Any], str]:
         fd = os.open("/proc/self/status", os.O_RDONLY)
         try:
@@ -93,7 +95,7 @@ def test_a_refused_mount_names_the_step_and_leaves_nothing(form: str) -> None:
             os.close(fd)
         raise AssertionError("made a session on a file that is no mount")
 
-    kind, details, out = in_box(scenario, form=form)
+    kind, details, out = in_box(scenario, namespace=namespace)
     assert kind == "operation_failed" and details["reason"] == "setup_failed"
     assert (
         details["step"] == "mount the workspace"
@@ -160,8 +162,8 @@ LOOK = (
 )
 
 
-@both_forms
-def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_for(form: str) -> None:
+@both_namespaces
+def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_for(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[bool, str, str]:
         spare = await spare_of(box)
         warm = await box.session("warm")
@@ -177,14 +179,14 @@ def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_
             (await cold.run(LOOK)).out,
         )
 
-    as_meant, warm, cold = in_box(scenario, form=form)
+    as_meant, warm, cold = in_box(scenario, namespace=namespace)
     assert as_meant and "overlay" in warm and "NoNewPrivs:\t1" in warm and "Seccomp:\t2" in warm
     assert warm == cold
 
 
-@both_forms
+@both_namespaces
 def test_after_an_isolated_session_the_next_one_comes_from_a_spare_with_a_network_of_its_own(
-    form: str,
+    namespace: str,
 ) -> None:
     look = LOOK + "; cut -d: -f1 /proc/net/dev; ls /sys/class/net"
 
@@ -201,7 +203,7 @@ def test_after_an_isolated_session_the_next_one_comes_from_a_spare_with_a_networ
         assert (cold.init.address is None) == (warm.init.address is None) and len(networks) == 3
         return as_meant, seen, {cold.init.address, warm.init.address}
 
-    as_meant, (cold, warm), addresses = in_box(scenario, form=form)
+    as_meant, (cold, warm), addresses = in_box(scenario, namespace=namespace)
     assert as_meant and cold == warm and "overlay" in cold
     assert len(addresses) == 2 or addresses == {None}
 
@@ -216,8 +218,8 @@ def test_the_spare_dies_with_the_zygote() -> None:
     assert in_box(scenario)
 
 
-@both_forms
-def test_fifty_sessions_at_once_are_separate_worlds(form: str) -> None:
+@both_namespaces
+def test_fifty_sessions_at_once_are_separate_worlds(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[set[str], set[str]]:
         lives = await asyncio.gather(*(box.session() for _ in range(50)))
         done = await asyncio.gather(
@@ -229,7 +231,7 @@ def test_fifty_sessions_at_once_are_separate_worlds(form: str) -> None:
         pids = {f"{live.init.pid}" for live in lives}
         return {d.out.split("\n")[0] for d in done}, pids
 
-    seen, pids = in_box(scenario, form=form)
+    seen, pids = in_box(scenario, namespace=namespace)
     assert seen == {str(n) for n in range(50)} and len(pids) == 50
 
 
@@ -251,8 +253,8 @@ def test_a_killed_runner_is_reported_and_calls_that_wait_for_it_fail_as_session_
     assert in_box(scenario) == ("killed by SIGKILL", ["session_lost", "session_lost"], False)
 
 
-@both_forms
-def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(form: str) -> None:
+@both_namespaces
+def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[str, list[str], list[bool], str]:
         lives = [await box.session(f"z{n}") for n in range(3)]
         for live in lives:
@@ -267,7 +269,7 @@ def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(
             return lost, reasons, used, error.details["reason"]
         raise AssertionError("made a session without a zygote")
 
-    lost, reasons, used, reason = in_box(scenario, form=form)
+    lost, reasons, used, reason = in_box(scenario, namespace=namespace)
     assert (
         "ended" in lost
         and reasons == ["was lost with the zygote"] * 3
@@ -276,8 +278,8 @@ def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(
     )
 
 
-@both_forms
-def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(form: str) -> None:
+@both_namespaces
+def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(namespace: str) -> None:
     readable, writable = os.pipe()
 
     async def scenario(box: Box) -> None:
@@ -287,7 +289,7 @@ def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(form: str) ->
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(in_namespace.ChildDied):
-        in_box(scenario, form=form)
+        in_box(scenario, namespace=namespace)
     os.close(writable)
     top, *pids = os.read(readable, 200).decode().split()
     os.close(readable)
@@ -301,8 +303,8 @@ def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(form: str) ->
     drop_dir(top)
 
 
-@both_forms
-def test_servers_of_isolated_sessions_use_the_same_port_and_the_agent_reaches_each(form: str) -> None:
+@both_namespaces
+def test_servers_of_isolated_sessions_use_the_same_port_and_the_agent_reaches_each(namespace: str) -> None:
     async def scenario(box: Box) -> tuple[list[bytes], str]:
         answers: list[bytes] = []
         loop = asyncio.get_running_loop()
@@ -323,7 +325,7 @@ def test_servers_of_isolated_sessions_use_the_same_port_and_the_agent_reaches_ea
             return answers, error.details["reason"] + " " + error.details["errno"]
         raise AssertionError("connected to nobody")
 
-    answers, refused = in_box(scenario, form=form)
+    answers, refused = in_box(scenario, namespace=namespace)
     assert answers == [b"red", b"blue"] and refused.startswith("connect_failed")
 
 

@@ -111,23 +111,23 @@ def test_a_store_of_an_ordinary_user_has_them_as_its_overlays_want_them(tmp_path
 
 
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", ["trusted", "user"] if ROOT else ["user"])
-def test_a_session_sees_the_attributes_that_the_workspace_has(short_dir: str, form: str) -> None:
+@pytest.mark.parametrize("namespace", ["trusted", "user"] if ROOT else ["user"])
+def test_a_session_sees_the_attributes_that_the_workspace_has(short_dir: str, namespace: str) -> None:
     root = Path(short_dir)
-    if ROOT and form == "user":
+    if ROOT and namespace == "user":
         os.chown(root, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
-    keeping = THEIRS if form == "trusted" else MINE
+    keeping = THEIRS if namespace == "trusted" else MINE
 
     def make() -> str:
         fill(root / "w")
         return base.prepare(str(root / "w"), str(root / "cache"), keeping=keeping).source
 
-    source = in_namespace.call(None if form == "trusted" or not ROOT else "uid", make)
+    source = in_namespace.call(None if namespace == "trusted" or not ROOT else "uid", make)
 
     def child() -> None:
         owner = (os.geteuid(), os.getegid())
         os.mkdir(root / "s")
-        stack = Stack(str(root / "s"), {"": Entry(DIRECTORY, (0o755, *owner))}, form)
+        stack = Stack(str(root / "s"), {"": Entry(DIRECTORY, (0o755, *owner))}, namespace)
         os.rename(source, root / "s/base")
         os.rmdir(stack.base)
         os.rename(root / "s/base", stack.base)
@@ -150,10 +150,10 @@ def test_a_session_sees_the_attributes_that_the_workspace_has(short_dir: str, fo
         assert seen["marked"] == {"user.overlay.redirect": b"/elsewhere"} and seen["d"] == {
             "user.overlay.opaque": b"y"
         }
-        assert seen["list"] == ({1234: 6} if form == "trusted" else {})
+        assert seen["list"] == ({1234: 6} if namespace == "trusted" else {})
         stack.close()
 
-    in_namespace.call(form, child)
+    in_namespace.call(namespace, child)
 
 
 def test_a_file_system_without_room_for_an_attribute_leaves_it_out_by_name(

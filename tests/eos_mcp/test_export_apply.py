@@ -168,7 +168,7 @@ def test_an_export_onto_a_copy_of_the_base_equals_the_version(
     """Whatever sessions did: random work over a real overlay, three publishes, then the delta onto the base;
     and again, writing nothing.
     """
-    form = "trusted" if os.geteuid() == 0 else "user"
+    namespace = "trusted" if os.geteuid() == 0 else "user"
 
     def child() -> int:
         whiteouts = 0
@@ -185,7 +185,7 @@ def test_an_export_onto_a_copy_of_the_base_equals_the_version(
                 for d in ("", "a/", "a/b/", "c/d/")
                 for n in ("x.o", "y", ".wh.x", "z")
             }
-            stack = Stack(folder, base, form)
+            stack = Stack(folder, base, namespace)
 
             def work(root: str, rng: random.Random = rng) -> None:
                 hand = Hand(root)

@@ -428,7 +428,7 @@ def hostile_round(seed: int, top: str) -> str:
     return outcome
 
 
-def play(top: str, rounds: range, form: str | None) -> dict[str, int]:
+def play(top: str, rounds: range, namespace: str | None) -> dict[str, int]:
     def child() -> dict[str, int]:
         shutil.rmtree(journals(), ignore_errors=True)
         seen: dict[str, int] = {}
@@ -438,7 +438,7 @@ def play(top: str, rounds: range, form: str | None) -> dict[str, int]:
             shutil.rmtree(journals(), ignore_errors=True)
         return seen
 
-    return in_namespace.call(form, child)
+    return in_namespace.call(namespace, child)
 
 
 @pytest.mark.parametrize("who", ["own", "ordinary"])

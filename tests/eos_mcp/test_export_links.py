@@ -214,7 +214,7 @@ def test_an_export_onto_a_copy_with_hard_links_equals_the_version_links_included
     """Bases whose files have several names, in the copy too; random work on them over a real overlay, two
     publishes, an export after each.
     """
-    form = "trusted" if os.geteuid() == 0 else "user"
+    namespace = "trusted" if os.geteuid() == 0 else "user"
     rounds = 400 if soaking(pytestconfig) else 12
 
     def child() -> int:
@@ -226,7 +226,7 @@ def test_an_export_onto_a_copy_with_hard_links_equals_the_version_links_included
             os.mkdir(folder)
             base: Tree = {name: Entry(DIRECTORY, (0o755, *owner)) for name in ("", "d")}
             base |= {name: Entry(FILE, (0o644, *owner), b"x") for name in ("a", "b", "d/c")}
-            stack = Stack(folder, base, form)
+            stack = Stack(folder, base, namespace)
             for path in sorted(base):
                 if base[path].kind == FILE:
                     os.utime(f"{stack.base}/{path}", ns=(TIME, TIME))
@@ -263,7 +263,10 @@ def test_an_export_onto_a_copy_with_hard_links_equals_the_version_links_included
 
 def _links_of(stack: Stack) -> list[list[str]]:
     """The groups of the head as overlayfs has them."""
-    fd = overlay.create([*stack.snapshot().lowerdirs, os.path.join(stack.folder, "empty")], form=stack.form)
+    fd = overlay.create(
+        [*stack.snapshot().lowerdirs, os.path.join(stack.folder, "empty")],
+        xattr_namespace=stack.xattr_namespace,
+    )
     syscalls.move_mount(fd, stack.mount_point)
     os.close(fd)
     try:

@@ -84,10 +84,10 @@ def _nothing_is_left(dest: Path) -> None:
 
 
 @pytest.mark.needs("userns")
-@pytest.mark.parametrize("form", ["trusted", "user"] if ROOT else ["user"])
-def test_an_export_over_mounts_is_as_one_without_them(short_dir: str, form: str) -> None:
+@pytest.mark.parametrize("namespace", ["trusted", "user"] if ROOT else ["user"])
+def test_an_export_over_mounts_is_as_one_without_them(short_dir: str, namespace: str) -> None:
     root = Path(short_dir)
-    if ROOT and form == "user":
+    if ROOT and namespace == "user":
         os.chown(root, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
 
     def child() -> None:
@@ -115,7 +115,7 @@ def test_an_export_over_mounts_is_as_one_without_them(short_dir: str, form: str)
             path: stamp for path, stamp in same.items() if not path.endswith("tmp/a-link")
         }
 
-    in_namespace.call(form, child)
+    in_namespace.call(namespace, child)
 
 
 @pytest.mark.needs("overlay")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from layerstack.errors import PublishRejected
 from layerstack.kernel import overlay, syscalls
 from layerstack.kernel.fsync import Step
-from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.kernel.xattrs import XATTR_NAMESPACES, XattrNamespace
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.resolution import MARKERS, Choice
 from layerstack.publish.drafts import Draft
@@ -54,12 +54,12 @@ class Places(NamedTuple):
 
     root: str
     mounts: str
-    form: Form
+    xattr_namespace: XattrNamespace
 
 
-def prepare(folder: str, mounts: str, form_name: str) -> Places:
+def prepare(folder: str, mounts: str, namespace: str) -> Places:
     """Make the base in `folder`, where a provider would mount it, and the mount points."""
-    places = Places(os.path.join(folder, "store"), mounts, FORMS[form_name])
+    places = Places(os.path.join(folder, "store"), mounts, XATTR_NAMESPACES[namespace])
     for name in ("a", "b", "c", "d", "e", "f", "g", "h", "k", "w", "look", "empty"):
         os.makedirs(os.path.join(mounts, name), exist_ok=True)
     base = os.path.join(places.root, "base", "B000001-base")
@@ -155,7 +155,11 @@ def play(
 
     journal.note("create")
     Store.create(
-        places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form, step=step
+        places.root,
+        workspace_root="/workspace",
+        base_root_hash="0" * 64,
+        xattr_namespace=places.xattr_namespace,
+        step=step,
     )
     acknowledge("head", "1")
     store = Store.open(places.root, step=hooked)
@@ -192,7 +196,7 @@ def play(
     c = store.open_upper("c", origin="workspace_session:c")
     with shown(c, at("c")) as m:
         put(m, "notes.txt", line(2, b"work of c\n"))
-        with contextlib.suppress(OSError):  # EXDEV in the user form
+        with contextlib.suppress(OSError):  # EXDEV in the user namespace
             os.rename(f"{m}/moved", f"{m}/elsewhere")
         os.unlink(f"{m}/d/f")
         os.unlink(f"{m}/d/g")
@@ -347,7 +351,9 @@ def play(
 
 def look(places: Places, snapshot: Snapshot) -> Tree:
     """Return a version as a mount shows it."""
-    fd = overlay.create([*snapshot.lowerdirs, os.path.join(places.mounts, "empty")], form=places.form)
+    fd = overlay.create(
+        [*snapshot.lowerdirs, os.path.join(places.mounts, "empty")], xattr_namespace=places.xattr_namespace
+    )
     target = os.path.join(places.mounts, "look")
     syscalls.move_mount(fd, target)
     os.close(fd)
@@ -381,7 +387,12 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
     """
     heads = [int(value) for what, value in notes if what == "head"]
     if not heads:  # creation was cut off: it is done again
-        Store.create(places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form)
+        Store.create(
+            places.root,
+            workspace_root="/workspace",
+            base_root_hash="0" * 64,
+            xattr_namespace=places.xattr_namespace,
+        )
         heads = [1]
     acknowledged = heads[-1]
     store = Store.open(places.root)

@@ -123,7 +123,7 @@ def intact() -> None:
 
 
 def kill_everywhere(
-    form: str,
+    namespace: str,
     folder: str,
     stride: int,
     *,
@@ -148,7 +148,7 @@ def kill_everywhere(
 
     def fresh(name: str) -> tuple[Places, Journal]:
         place = os.path.join(folder, name)
-        return crash_history.prepare(place, os.path.join(place, "mounts"), form), Journal(
+        return crash_history.prepare(place, os.path.join(place, "mounts"), namespace), Journal(
             os.path.join(place, "journal")
         )
 
@@ -220,7 +220,7 @@ def kill_the_open(folder: str, stride: int) -> int:
         while not alive:
             copy = os.path.join(folder, f"n{number}-{act}")
             subprocess.run(["cp", "-a", os.path.join(folder, f"n{number}"), copy], check=True)
-            again = Places(os.path.join(copy, "store"), os.path.join(copy, "mounts"), places.form)
+            again = Places(os.path.join(copy, "store"), os.path.join(copy, "mounts"), places.xattr_namespace)
             try:
                 in_namespace.call("trusted", _open_until, again, act)
                 alive = True

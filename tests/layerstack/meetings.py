@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from random import Random
 
-from layerstack.kernel.xattrs import FORMS
+from layerstack.kernel.xattrs import XATTR_NAMESPACES
 from layerstack.layers import capture
 from layerstack.layers.snapshot import Snapshot
 from layerstack.publish import decide
@@ -110,12 +110,16 @@ class Meeting(StackMatchesModel):
             self.let_go(0)
 
 
-def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:
+def run(namespace: str, folder: str, first: int, meetings: int) -> Counter[str]:
     """Run so many histories, from number `first`, in a child with mount rights; return counts of what
     happened. A failure names its number.
     """
     decide.TEXT_MAX = model.TEXT_MAX = crowd.LIMIT
-    Meeting.form, Meeting.parent, Meeting.tally = FORMS[form], in_memory(folder), Counter()
+    Meeting.xattr_namespace, Meeting.parent, Meeting.tally = (
+        XATTR_NAMESPACES[namespace],
+        in_memory(folder),
+        Counter(),
+    )
     for number in range(first, first + meetings):
         meeting = Meeting()
         try:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-from layerstack.kernel.xattrs import FORMS
+from layerstack.kernel.xattrs import XATTR_NAMESPACES
 from layerstack.tree import scanned
 from tests import in_namespace
 from tests.layerstack.state_machine import StackMatchesModel
@@ -14,7 +14,9 @@ from tests.tree_edits import Op
 from tests.trees import DIRECTORY, FILE, Entry, Tree
 
 
-def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel], None]) -> Counter[str]:
+def history(
+    namespace: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel], None]
+) -> Counter[str]:
     """Run `act` on a new stack, in a child with mount rights; compare every publish with the model. Return
     counts of what happened.
     """
@@ -23,7 +25,11 @@ def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel
         class Machine(StackMatchesModel):
             pass
 
-        Machine.form, Machine.parent, Machine.tally = FORMS[form], folder, Counter()
+        Machine.xattr_namespace, Machine.parent, Machine.tally = (
+            XATTR_NAMESPACES[namespace],
+            folder,
+            Counter(),
+        )
         machine = Machine()
         machine.begin(tree, 8, scanned.SEEN_MAX)
         try:
@@ -33,7 +39,7 @@ def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel
             machine.teardown()
         return Machine.tally
 
-    return in_namespace.call(form, run)
+    return in_namespace.call(namespace, run)
 
 
 def small_tree() -> Tree:

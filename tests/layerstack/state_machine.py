@@ -2,7 +2,7 @@
 ModelStack showing the same tree.
 
 Runs in a child that may mount (tests/in_namespace.py), over real overlay mounts. `run` is the whole of it,
-for both forms of the store.
+for both xattr namespaces.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from layerstack.export import pax
 from layerstack.export.stream import flatten_changes
 from layerstack.history import versions as history
 from layerstack.kernel import fsync, overlay, syscalls
-from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.kernel.xattrs import XATTR_NAMESPACES, XattrNamespace
 from layerstack.layers import capture, version_files
 from layerstack.layers.delta import delta
 from layerstack.layers.snapshot import Snapshot
@@ -178,7 +178,7 @@ def within(path: str, top: str) -> bool:
 class StackMatchesModel(RuleBasedStateMachine):
     """Any order of sessions leaves the stack and ModelStack showing the same tree."""
 
-    form: ClassVar[Form]
+    xattr_namespace: ClassVar[XattrNamespace]
     parent: ClassVar[str]
     """Each example makes a directory of its own in it."""
     tally: ClassVar[Counter[str]]
@@ -203,7 +203,12 @@ class StackMatchesModel(RuleBasedStateMachine):
         base = os.path.join(self.root, "base", "B000001-base")
         os.makedirs(base)
         write_tree(base, tree)
-        Store.create(self.root, workspace_root="/workspace", base_root_hash="0" * 64, form=self.form)
+        Store.create(
+            self.root,
+            workspace_root="/workspace",
+            base_root_hash="0" * 64,
+            xattr_namespace=self.xattr_namespace,
+        )
         self.open_store()
         self.model = ModelStack(tree, boxes=True)
         self.sessions: list[Session] = []
@@ -236,7 +241,7 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     def look(self, snapshot: Snapshot, besides: Besides | None = None) -> Tree:
         """A version as the kernel shows it, without a session."""
-        fd = overlay.create([*snapshot.lowerdirs, self.empty], form=self.form)
+        fd = overlay.create([*snapshot.lowerdirs, self.empty], xattr_namespace=self.xattr_namespace)
         syscalls.move_mount(fd, self.look_at)
         os.close(fd)
         try:
@@ -1107,7 +1112,7 @@ def in_memory(folder: str) -> str:
 
 
 def run(
-    form_name: str,
+    namespace: str,
     parent: str,
     *,
     examples: int,
@@ -1130,7 +1135,7 @@ def run(
     warnings.filterwarnings(
         "ignore", "The recursion limit will not be reset", HypothesisWarning
     )  # the store raises it
-    Machine.form, Machine.parent, Machine.tally = FORMS[form_name], parent, LAST
+    Machine.xattr_namespace, Machine.parent, Machine.tally = XATTR_NAMESPACES[namespace], parent, LAST
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     how = settings(
         max_examples=examples,

@@ -17,7 +17,7 @@ import pytest
 from layerstack.errors import PublishRejected
 from layerstack.kernel import fsync, overlay, syscalls
 from layerstack.kernel.fsync import Step, no_step
-from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.kernel.xattrs import XATTR_NAMESPACES, XattrNamespace
 from layerstack.model.conflict import Conflict
 from layerstack.publish.drafts import Draft
 from layerstack.publish.outcome import Published
@@ -112,8 +112,8 @@ class Session:
 class Stack:
     """A store in `folder`, with its sessions."""
 
-    def __init__(self, form: str, base: Base, *, folder: str, step: Step = no_step) -> None:
-        self.form, self.step, self.folder = FORMS[form], step, folder
+    def __init__(self, namespace: str, base: Base, *, folder: str, step: Step = no_step) -> None:
+        self.xattr_namespace, self.step, self.folder = XATTR_NAMESPACES[namespace], step, folder
         self.root = f"{self.folder}/store"
         self.base = f"{self.root}/base/B000001-base"
         os.makedirs(self.base)
@@ -123,7 +123,12 @@ class Stack:
         self.store = Store.open(self.root, step=step)
 
     def create(self) -> None:
-        Store.create(self.root, workspace_root="/workspace", base_root_hash="0" * 64, form=self.form)
+        Store.create(
+            self.root,
+            workspace_root="/workspace",
+            base_root_hash="0" * 64,
+            xattr_namespace=self.xattr_namespace,
+        )
 
     def session(self, **how: Any) -> Session:
         name = f"s{len(self.sessions)}"
@@ -148,7 +153,9 @@ class Stack:
         target, empty = f"{self.folder}/look", f"{self.folder}/empty"
         os.makedirs(target, exist_ok=True)
         os.makedirs(empty, exist_ok=True)
-        fd = overlay.create([*self.store.snapshot(version).lowerdirs, empty], form=self.form)
+        fd = overlay.create(
+            [*self.store.snapshot(version).lowerdirs, empty], xattr_namespace=self.xattr_namespace
+        )
         syscalls.move_mount(fd, target)
         os.close(fd)
         try:
@@ -172,8 +179,8 @@ class Stack:
 
     @contextlib.contextmanager
     def on_a_small_disk(self, base: Base, *, size_mib: int) -> Generator[tuple[Stack, Callable[[], None]]]:
-        """Another stack, of the same form, on a disk of that size; and how to fill this up. Freed again by
-        unlinking `filler` in its folder.
+        """Another stack, of the same xattr namespace, on a disk of that size; and how to fill this up. Freed
+        again by unlinking `filler` in its folder.
         """
         folder = f"{self.folder}/small"
         os.mkdir(folder)
@@ -185,7 +192,7 @@ class Stack:
                     pass
 
         try:
-            with contextlib.closing(Stack(self.form.name, base, folder=folder)) as stack:
+            with contextlib.closing(Stack(self.xattr_namespace.name, base, folder=folder)) as stack:
                 yield stack, fill
         finally:
             syscalls.umount(folder)
@@ -205,17 +212,17 @@ class Stack:
             syscalls.umount(f"{self.root}/base")
 
 
-FORM_PARAMS = [
+NAMESPACE_PARAMS = [
     pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
     pytest.param("user", marks=pytest.mark.needs("userns")),
 ]
 
 
-def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
+def _run(body: Callable[[Stack], None], namespace: str, base: Base) -> None:
     folder = tempfile.mkdtemp(prefix="eos-l-", dir=probes.scratch_root())
     leaks.note("directory", folder)
-    memory = _in_memory(folder, FORMS[form])
-    stack = Stack(form, base, folder=folder)
+    memory = _in_memory(folder, XATTR_NAMESPACES[namespace])
+    stack = Stack(namespace, base, folder=folder)
     try:
         body(stack)
     finally:
@@ -225,14 +232,14 @@ def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
         fsync.remove_tree(folder)
 
 
-def _in_memory(folder: str, form: Form) -> bool:
+def _in_memory(folder: str, namespace: XattrNamespace) -> bool:
     """Mount a tmpfs on the folder, to avoid waits for the disk. tmpfs has user xattrs since Linux 6.6; on
     older kernels the disk is used.
     """
     syscalls.mount("none", folder, "tmpfs", 0, "mode=755")
     try:
-        os.setxattr(folder, form.opaque, b"n")
-        os.removexattr(folder, form.opaque)
+        os.setxattr(folder, namespace.opaque, b"n")
+        os.removexattr(folder, namespace.opaque)
     except OSError:
         syscalls.umount(folder)
         return False
@@ -240,20 +247,22 @@ def _in_memory(folder: str, form: Form) -> bool:
 
 
 def on_a_stack(
-    base: Base, *, forms: tuple[str, ...] = ("trusted", "user")
+    base: Base, *, namespaces: tuple[str, ...] = ("trusted", "user")
 ) -> Callable[[Callable[[Stack], None]], Callable[[str], None]]:
-    """The decorated function gets a stack over `base`, in a child, in each form: as root, and as an ordinary
-    user in a user namespace.
+    """The decorated function gets a stack over `base`, in a child, in each xattr namespace: as root, and as
+    an ordinary user in a user namespace.
     """
 
     def wrap(body: Callable[[Stack], None]) -> Callable[[str], None]:
-        @pytest.mark.parametrize("form", [param for param in FORM_PARAMS if param.values[0] in forms])
-        def test(form: str) -> None:
-            in_namespace.call(form, _run, body, form, base)
+        @pytest.mark.parametrize(
+            "namespace", [param for param in NAMESPACE_PARAMS if param.values[0] in namespaces]
+        )
+        def test(namespace: str) -> None:
+            in_namespace.call(namespace, _run, body, namespace, base)
 
         functools.update_wrapper(test, body)
         del test.__wrapped__  # type: ignore[attr-defined]
-        test.__annotations__ = {"form": str, "return": None}
+        test.__annotations__ = {"namespace": str, "return": None}
         return test
 
     return wrap

@@ -185,7 +185,7 @@ def test_live_sessions_are_not_seen_and_drafts_belong_to_the_session_that_publis
     assert ranges(stack, "g") == [(1, 1, "workspace_session:c")]
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_an_answer_is_kept_until_the_path_changes_and_the_number_kept_is_bounded(stack: Stack) -> None:
     write(stack, "f", TEXT + "seven\n", "operation:1")
     first = stack.store.blame("f")
@@ -200,7 +200,7 @@ def test_an_answer_is_kept_until_the_path_changes_and_the_number_kept_is_bounded
     assert held == list(range(1000 - blame.KEPT_RANGES // 1000, 1000))
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_fifty_generations_of_fifteen_thousand_lines_are_told_apart(stack: Stack) -> None:
     chance = random.Random(7)
     lines = [(f"line {n}\n", "operation:0") for n in range(15_000)]
@@ -226,7 +226,7 @@ def test_fifty_generations_of_fifteen_thousand_lines_are_told_apart(stack: Stack
     assert list(stack.store.blame("big")) == want
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_beyond_the_bound_of_work_lines_are_unknown_and_never_guessed(stack: Stack) -> None:
     for n in range(5):
         write(stack, "f", TEXT + "".join(f"added {k}\n" for k in range(n + 1)), f"operation:{n}")
@@ -240,7 +240,7 @@ def test_beyond_the_bound_of_work_lines_are_unknown_and_never_guessed(stack: Sta
         ]
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_block_of_layers_remembers_its_ranges_for_a_squash(stack: Stack) -> None:
     write(stack, "f", TEXT + "seven\n", "operation:1")
     write(stack, "gone\n\udcff", "a\n", "operation:2")

@@ -21,7 +21,9 @@ def captured(session: Session) -> dict[str, str]:
     session.umount()
     upper, stack = session.upper, session.upper.snapshot.chain
     steps: list[str] = []
-    tree = DiskTree(upper.upperdir, stack.form, aside=os.path.dirname(upper.workdir), step=steps.append)
+    tree = DiskTree(
+        upper.upperdir, stack.xattr_namespace, aside=os.path.dirname(upper.workdir), step=steps.append
+    )
     in_memory = MemoryTree.load(tree)
     capture_tree(in_memory, stack)
     capture_tree(tree, stack)
@@ -41,8 +43,8 @@ def test_trap_1_a_new_directory_is_not_opaque_in_the_layer(stack: Stack) -> None
     put(a.at("n/x"))
     put(a.at("d/m/y"))
     assert captured(a) == {"n": "d", "n/x": "f", "d": "q", "d/m": "d", "d/m/y": "f"}
-    assert not is_opaque(f"{a.upper.upperdir}/n", stack.form) and not is_opaque(
-        f"{a.upper.upperdir}/d/m", stack.form
+    assert not is_opaque(f"{a.upper.upperdir}/n", stack.xattr_namespace) and not is_opaque(
+        f"{a.upper.upperdir}/d/m", stack.xattr_namespace
     )
 
 
@@ -65,7 +67,7 @@ def test_a_directory_that_was_made_again_with_most_of_its_content_becomes_a_plai
     assert captured(a) == {"d": "q", "d/b": "w", "d/e": "w", "d/new": "f"}
 
 
-@on_a_stack({"d/a": "a\n", "d/e/c": "c\n", "d/e/g": "g\n"}, forms=("trusted",))
+@on_a_stack({"d/a": "a\n", "d/e/c": "c\n", "d/e/g": "g\n"}, namespaces=("trusted",))
 def test_a_renamed_directory_becomes_an_opaque_one_or_a_new_one_with_all_it_held(stack: Stack) -> None:
     a = stack.session()
     os.rename(a.at("d"), a.at("e"))
@@ -74,7 +76,7 @@ def test_a_renamed_directory_becomes_an_opaque_one_or_a_new_one_with_all_it_held
     assert captured(a) == {"d": "w", "e": "d", "e/a": "f", "deep": "d", "deep/c": "f"}
 
 
-@on_a_stack({"d/a": "a\n"}, forms=("trusted",))
+@on_a_stack({"d/a": "a\n"}, namespaces=("trusted",))
 def test_a_directory_renamed_away_and_back_is_nothing(stack: Stack) -> None:
     a = stack.session()
     os.rename(a.at("d"), a.at("e"))
@@ -82,7 +84,7 @@ def test_a_directory_renamed_away_and_back_is_nothing(stack: Stack) -> None:
     assert captured(a) == {}
 
 
-@on_a_stack({"a/x": "x\n", "b/y": "y\n"}, forms=("trusted",))
+@on_a_stack({"a/x": "x\n", "b/y": "y\n"}, namespaces=("trusted",))
 def test_directories_that_changed_places_are_opaque_with_each_others_content(stack: Stack) -> None:
     a = stack.session()
     os.rename(a.at("a"), a.at("t"))
@@ -125,7 +127,7 @@ def test_capturing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> No
         os.mkfifo(a.at("d/g"))
         os.utime(a.at("f"))
         put(a.at("n/x"))
-        if stack.form.name == "trusted":
+        if stack.xattr_namespace.name == "trusted":
             os.mkdir(a.at("d/t"))
             os.rename(a.at("n"), a.at("d/t/n"))
         a.umount()
@@ -140,12 +142,13 @@ def test_capturing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> No
         chain = a.upper.snapshot.chain
         try:
             capture_tree(
-                DiskTree(a.upper.upperdir, stack.form, aside=f"{stack.root}/staging", step=step), chain
+                DiskTree(a.upper.upperdir, stack.xattr_namespace, aside=f"{stack.root}/staging", step=step),
+                chain,
             )
         except Cut:
             pass
         want = {"d": "q", "d/g": "w", "d/t": "d", "d/t/n": "d", "d/t/n/x": "f"}
-        if stack.form.name == "user":
+        if stack.xattr_namespace.name == "user":
             want = {"d": "q", "d/g": "w", "n": "d", "n/x": "f"}
         assert captured(a) == want
 

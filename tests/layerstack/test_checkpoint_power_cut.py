@@ -36,7 +36,7 @@ def cut(folder: str) -> dict[str, list[str]]:
     mount_disk(backing, disk)
     root = f"{disk}/store"
     lay(f"{root}/base/B000001-base", {"d/base": "x\n"})
-    Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, form=TRUSTED)
+    Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, xattr_namespace=TRUSTED)
     store = Store.open(root)
     session = Session(store, store.open_upper("s", origin="workspace_session:s"), view)
     for name in WRITTEN:

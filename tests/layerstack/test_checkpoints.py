@@ -217,7 +217,7 @@ def test_a_dead_session_becomes_a_draft_of_its_present_state(stack: Stack) -> No
     assert "third" in stack.shows() and not stack.store.drafts()
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_the_thirty_third_checkpoint_drops_the_oldest_and_its_layer_if_no_other_needs_it(
     stack: Stack,
 ) -> None:
@@ -241,7 +241,7 @@ def test_the_thirty_third_checkpoint_drops_the_oldest_and_its_layer_if_no_other_
     assert caught.value.reason == "checkpoint_not_found" and len(caught.value.details["checkpoint_ids"]) == 32
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_layers_of_dropped_checkpoints_are_removed(stack: Stack) -> None:
     session = stack.session()
     checkpoint(session)
@@ -289,7 +289,7 @@ def test_many_checkpoints_are_combined_and_show_the_same(stack: Stack) -> None:
     assert {path: entry.body for path, entry in stack.tree().items()} == expected
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_full_disk_at_any_step_leaves_the_state_before_or_after(stack: Stack) -> None:
     checkpoints.DEPTH_MAX = 2
     session, _ = _deep(stack, 2)
@@ -367,7 +367,7 @@ def _killed_at(root: str, number: int, act: Act) -> bool:
     return False
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_kill_at_any_step_leaves_a_draft_of_the_state_before_or_after(stack: Stack) -> None:
     stack.store.close()
     os.mkdir(f"{stack.folder}/view")
@@ -404,7 +404,7 @@ def test_a_kill_at_any_step_leaves_a_draft_of_the_state_before_or_after(stack: S
         assert [s for i, s in enumerate(seen) if i == 0 or s != seen[i - 1]] == possible, "no way back"
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_a_record_with_checkpoints_has_a_format_that_an_older_agent_leaves_alone(stack: Stack) -> None:
     session = stack.session()
     put(session.at("f"), "x\n")

@@ -165,6 +165,6 @@ def test_a_disk_that_is_full_at_any_act_of_a_squash_leaves_the_old_head_or_the_n
     assert refuse_at_each_act(s, errno.ENOSPC) > 30
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_disk_that_fails_at_any_act_of_a_squash_leaves_the_old_head_or_the_new(s: Stack) -> None:
     assert refuse_at_each_act(s, errno.EIO) > 30

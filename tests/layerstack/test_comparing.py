@@ -71,7 +71,7 @@ def test_a_first_page_a_rollback_and_a_preview_of_private_layers_do_not_grow_wit
     in_mount_namespace(child)
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_a_rollback_takes_back_a_directory_whose_neighbour_sorts_into_it(stack: Stack) -> None:
     """`d-x` lies between `d` and `d/y`: what is below `d` was taken for something that still has to be
     deleted by itself.

@@ -14,7 +14,7 @@ LINEAR = 2.6
 """Twice the size may cost so many times as much; a square costs four times."""
 
 
-@on_a_stack({".gitignore": "*.o\n/build/\n"}, forms=("trusted",))
+@on_a_stack({".gitignore": "*.o\n/build/\n"}, namespaces=("trusted",))
 def test_publishing_nested_folders_costs_as_much_for_each_of_them_at_any_depth(stack: Stack) -> None:
     def publish(depth: int) -> int:
         upper = stack.store.open_upper(f"deep{depth}", origin="test")
@@ -35,7 +35,7 @@ def test_a_path_is_asked_about_as_cheaply_at_any_depth() -> None:
     assert ask(400) < LINEAR * ask(200)
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_opening_a_store_costs_as_much_for_each_layer_however_many_there_are(stack: Stack) -> None:
     def layers(count: int) -> int:
         while len(stack.store.head.layers) < count:
@@ -53,7 +53,7 @@ def test_opening_a_store_costs_as_much_for_each_layer_however_many_there_are(sta
     assert layers(120) < LINEAR * few
 
 
-@on_a_stack({"f": "base\n", "d/f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n", "d/f": "base\n"}, namespaces=("trusted",))
 def test_publishing_one_file_costs_the_same_on_many_layers_as_on_few(stack: Stack) -> None:
     def publish() -> int:
         upper = stack.store.open_upper(f"s{stack.store.head.version}", origin="test")
@@ -69,7 +69,7 @@ def test_publishing_one_file_costs_the_same_on_many_layers_as_on_few(stack: Stac
 
 
 @pytest.mark.soak
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_a_change_of_50_000_files_is_previewed_published_merged_squashed_and_opened(stack: Stack) -> None:
     def session(name: str, files: int) -> Upper:
         upper = stack.store.open_upper(name, origin="test")
@@ -96,7 +96,7 @@ def test_a_change_of_50_000_files_is_previewed_published_merged_squashed_and_ope
     assert sum(1 for _ in snapshot.chain.walk()) == 70_141
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_a_session_and_its_publish_make_as_many_calls_on_any_number_of_layers(stack: Stack) -> None:
     def once() -> None:
         upper = stack.store.open_upper(f"s{stack.store.head.version}", origin="test")

@@ -65,7 +65,7 @@ def named_steps() -> set[str]:
     return found
 
 
-def _check_names(form: str, acts: list[str]) -> None:
+def _check_names(namespace: str, acts: list[str]) -> None:
     """The history passes every step that the library names: one that nobody passes is a step that nobody
     tests.
     """
@@ -75,7 +75,7 @@ def _check_names(form: str, acts: list[str]) -> None:
         for s in named_steps()
         if not (any(a.startswith(s[:-1]) for a in passed) if s.endswith("*") else s in passed)
     }
-    assert missing == NOT_PASSED[form], f"{sorted(missing ^ NOT_PASSED[form])}"
+    assert missing == NOT_PASSED[namespace], f"{sorted(missing ^ NOT_PASSED[namespace])}"
     assert len(named_steps()) > 60, "the names are not found any more"
 
 

@@ -122,7 +122,7 @@ def reader(name: str) -> Callable[[bytes, str], object]:
     return records.parse
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_every_flipped_bit_and_every_torn_end_is_seen_by_the_reader_of_the_file(stack: Stack) -> None:
     files = one_of_each(stack)
     for name in (*files.needed, *files.apart, files.blame):
@@ -138,7 +138,7 @@ def test_every_flipped_bit_and_every_torn_end_is_seen_by_the_reader_of_the_file(
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_damage_of_a_file_that_the_head_needs_stops_the_open_and_is_named_by_a_check(stack: Stack) -> None:
     files = one_of_each(stack)
     for name in files.needed:
@@ -162,7 +162,7 @@ def test_damage_of_a_file_that_the_head_needs_stops_the_open_and_is_named_by_a_c
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_damage_of_a_file_that_only_one_needs_keeps_nobody_else_out_and_is_named(stack: Stack) -> None:
     files = one_of_each(stack)
     store = Store.open(stack.root)
@@ -188,7 +188,7 @@ def test_damage_of_a_file_that_only_one_needs_keeps_nobody_else_out_and_is_named
     assert stack.store.damaged == {} and len(stack.store.recovered) + len(stack.store.drafts()) >= 2
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_file_that_the_disk_cannot_read_is_damaged_as_one_with_other_bytes_is(stack: Stack) -> None:
     files = one_of_each(stack)
     store = Store.open(stack.root)
@@ -222,7 +222,7 @@ def test_a_file_that_the_disk_cannot_read_is_damaged_as_one_with_other_bytes_is(
     assert sorted(stack.store.damaged) == [f"{stack.root}/{name}" for name in apart]
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) -> None:
     """Nobody can say on which layers it stands: nothing is folded, no layer goes, and with the document back
     all is as before.
@@ -275,7 +275,7 @@ def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) 
     assert stack.store.squash().blocks
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_session_that_is_set_apart_can_be_given_up_and_no_other_can(stack: Stack) -> None:
     for n in range(3):
         stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
@@ -305,7 +305,7 @@ def test_a_session_that_is_set_apart_can_be_given_up_and_no_other_can(stack: Sta
     )
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> None:
     """Its end replaces and deletes files by what drafts and versions say: not while one of them cannot be
     read.
@@ -346,7 +346,7 @@ def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> No
     assert get(stack.session(draft_id=draft.draft_id).at("draft")) == "kept\n"
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_damaged_draft_or_pin_is_settled_by_whoever_says_so(stack: Stack) -> None:
     a = stack.session()
     put(a.at("draft"), "kept\n")
@@ -366,7 +366,7 @@ def test_a_damaged_draft_or_pin_is_settled_by_whoever_says_so(stack: Stack) -> N
     assert stack.store.damaged == {} and list(stack.store.pinned()) == [2]
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_session_that_stands_on_a_damaged_draft_waits_for_it(stack: Stack) -> None:
     a = stack.session()
     put(a.at("draft"), "kept\n")
@@ -387,7 +387,7 @@ def test_a_session_that_stands_on_a_damaged_draft_waits_for_it(stack: Stack) -> 
     assert get(stack.session(draft_id=recovered.draft_id).at("more")) == "on top\n"
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_an_unnamed_layer_whose_metadata_is_damaged_is_kept(stack: Stack) -> None:
     """A publish that was cut off renamed it in: it may be the only copy of the session's work."""
     a = stack.session()
@@ -435,7 +435,7 @@ def test_a_document_or_manifest_in_another_spelling_of_the_same_values_is_damage
             Manifest.load(other, source="m")
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_layer_that_hides_what_is_below_has_another_digest_than_one_that_does_not(stack: Stack) -> None:
     """Else a lost mark would pass every check, and two publishers could get one layer id for two different
     layers.

@@ -56,7 +56,7 @@ def small(s: Stack, name: str) -> Generator[Stack]:
     os.mkdir(folder)
     syscalls.mount("none", folder, "tmpfs", 0, "mode=755")
     try:
-        with contextlib.closing(Stack(s.form.name, BASE, folder=folder)) as stack:
+        with contextlib.closing(Stack(s.xattr_namespace.name, BASE, folder=folder)) as stack:
             yield stack
     finally:
         syscalls.umount(folder)

@@ -27,12 +27,12 @@ def go_down(folder: str, name: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
+    "namespace",
     [pytest.param(None, id="whoever"), pytest.param("uid", id="ordinary", marks=pytest.mark.needs("uid"))],
 )
 @pytest.mark.parametrize(("name", "depth"), [("n" * 200, 30), ("d", 1900)], ids=["long-names", "many-levels"])
 def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(
-    short_dir: str, form: str | None, name: str, depth: int
+    short_dir: str, namespace: str | None, name: str, depth: int
 ) -> None:
     os.chmod(short_dir, 0o777)
 
@@ -46,7 +46,7 @@ def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(
         fsync.remove_tree(f"{short_dir}/gone")
         return os.listdir(short_dir)
 
-    assert in_namespace.call(form, in_child) == ["beside"]
+    assert in_namespace.call(namespace, in_child) == ["beside"]
 
 
 @on_a_stack({"f": "base\n"})

@@ -31,7 +31,7 @@ def cut_after_a_discard(folder: str) -> list[list[str]]:
             cuts.append(f"{folder}/cut-{step}")
             copy_disk(backing, cuts[-1])
 
-    Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, form=TRUSTED)
+    Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, xattr_namespace=TRUSTED)
     store = Store.open(root, step=cut)
     upper = store.open_upper("a", origin="workspace_session:a")
     put(f"{upper.upperdir}/x")

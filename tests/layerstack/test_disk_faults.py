@@ -107,7 +107,12 @@ class History:
 
     def __init__(self, places: Places, disk: Disk) -> None:
         self.places, self.disk = places, disk
-        Store.create(places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form)
+        Store.create(
+            places.root,
+            workspace_root="/workspace",
+            base_root_hash="0" * 64,
+            xattr_namespace=places.xattr_namespace,
+        )
         self.store = Store.open(places.root)
         self.texts: list[bytes] = []
 
@@ -224,7 +229,7 @@ class History:
         with (
             shown(a, os.path.join(self.places.mounts, "b")) as mount,
             contextlib.suppress(OSError),
-        ):  # EXDEV in the user form
+        ):  # EXDEV in the user namespace
             os.rename(f"{mount}/moved", f"{mount}/elsewhere")
         self.write(
             a, ("shared.txt", line(3, b"work a\n"), b"work a\n"), ("new/deep/a", b"more a\n", b"more a\n")
@@ -307,7 +312,7 @@ def check(places: Places, outcome: Outcome) -> None:
     store.close()
 
 
-def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) -> int:
+def fail_everywhere(namespace: str, folder: str, width: int, stride: int = STRIDE) -> int:
     """Plays the history once as it is, then once for each stride-th call, refused; checks what is there
     afterwards. Returns how many calls there are.
 
@@ -318,7 +323,7 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
 
     def run(first: int, code: int) -> int:
         place = os.path.join(folder, f"n{first}-{code}")
-        places = crash_history.prepare(place, os.path.join(place, "mounts"), form)
+        places = crash_history.prepare(place, os.path.join(place, "mounts"), namespace)
 
         def child() -> tuple[Outcome, int]:
             disk = Disk(first, width, code)

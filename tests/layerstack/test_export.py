@@ -77,11 +77,11 @@ def kinds(stack: Stack) -> dict[str, bytes]:
 def exported(short_dir: str, in_mount_namespace: Call) -> Callable[[Callable[[Stack], Any]], Any]:
     """Runs a look at the published `edit` of `base` in a child that may mount."""
 
-    form = "trusted" if os.geteuid() == 0 else "user"
+    namespace = "trusted" if os.geteuid() == 0 else "user"
 
     def run(look: Callable[[Stack], Any]) -> Any:
         def child() -> Any:
-            stack = Stack(short_dir, base(), form)
+            stack = Stack(short_dir, base(), namespace)
             try:
                 stack.publish(edit)
                 return look(stack)
@@ -181,7 +181,7 @@ def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(
         class Shrunk:
             """The version as it was when it was looked at."""
 
-            manifest, form = stack.snapshot().manifest, stack.snapshot().form
+            manifest, xattr_namespace = stack.snapshot().manifest, stack.snapshot().xattr_namespace
             stat = staticmethod(stack.snapshot().stat)
 
             def changed(self) -> Any:
@@ -198,7 +198,7 @@ def test_attributes_that_are_named_like_marks_of_overlays_are_exported_as_the_se
     stack: stacks.Stack,
 ) -> None:
     session = stack.session()
-    own = stack.store.form.namespace.startswith("user.")
+    own = stack.store.xattr_namespace.prefix.startswith("user.")
     wanted: dict[str, dict[str, bytes]] = {"f": {}, "d": {}}
     for path, found in wanted.items():
         for name in ("user.overlay.opaque", "user.overlay.overlay.opaque", "user.overlaid", "user.note"):

@@ -15,7 +15,7 @@ from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n"}
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_the_only_copy_of_work_that_a_failed_publish_left_in_layers_survives_the_same_publish_by_another(
     stack: Stack,
 ) -> None:
@@ -50,7 +50,7 @@ def test_the_only_copy_of_work_that_a_failed_publish_left_in_layers_survives_the
     assert get(stack.session(draft_id=draft.draft_id).at("x")) == "the work\n"
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_write_that_failed_and_could_not_be_undone_can_be_done_again(stack: Stack) -> None:
     real = os.rename
 
@@ -74,7 +74,7 @@ def test_a_write_that_failed_and_could_not_be_undone_can_be_done_again(stack: St
     assert stack.store.head == done.manifest
 
 
-@on_a_stack({"d/big": b"\1" * 4096, "d/other": "o\n"}, forms=("trusted",))
+@on_a_stack({"d/big": b"\1" * 4096, "d/other": "o\n"}, namespaces=("trusted",))
 def test_a_renamed_directory_whose_files_cannot_be_linked_is_copied_whole_or_not_at_all(stack: Stack) -> None:
     """A file has 65,000 names at most. A copy that was cut off must not be taken for the session's own file
     when capturing is done again.
@@ -102,7 +102,7 @@ def test_a_renamed_directory_whose_files_cannot_be_linked_is_copied_whole_or_not
     assert stack.shows()["e/big"] == "\2" * 100_000
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_nothing_is_written_to_a_store_that_was_closed(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     put(a.at("x"))

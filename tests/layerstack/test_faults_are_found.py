@@ -14,13 +14,13 @@ from tests.layerstack import kill_harness, mutations, plain_histories, power_cut
 from tests.layerstack.store_fixture import on_a_stack
 
 
-def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -> str:
+def machine_finds(name: str, namespace: str, folder: str, examples: int, seed: int) -> str:
     """Breaks the library in this child and runs the machine; what it found, '' when it noticed nothing. Any
     other error passes.
     """
     mutations.FOR_THE_MACHINE[name]()
     try:
-        state_machine.run(form, folder, examples=examples, seed=seed, shrink=False)
+        state_machine.run(namespace, folder, examples=examples, seed=seed, shrink=False)
     except (AssertionError, LayerStackError, OSError) as error:
         return f"{type(error).__name__} after {state_machine.LAST['examples']} examples: {error}"
     return ""

@@ -1,5 +1,5 @@
 """What a session made comes out as it was, by whatever way it becomes a version: the menagerie through every
-route, in both forms.
+route, in both xattr namespaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def at_work(stack: Stack, **how: str) -> tuple[Session, Facts]:
     """A session that made the menagerie and edited line 3 of `edited`, and how it saw the menagerie."""
     session = stack.session(**how)
     os.mkdir(session.at("m"))
-    make(session.at("m"), as_root=stack.form.name == "trusted")
+    make(session.at("m"), as_root=stack.xattr_namespace.name == "trusted")
     put(session.at("edited"), TEXT.replace("line 3\n", "three\n"))
     return session, look(session.at("m"))
 
@@ -134,7 +134,7 @@ def test_one_of_everything_that_is_rewritten_as_it_was_is_no_change(stack: Stack
     session = stack.session()
     shutil.rmtree(session.at("m"))
     os.mkdir(session.at("m"))
-    make(session.at("m"), as_root=stack.form.name == "trusted")
+    make(session.at("m"), as_root=stack.xattr_namespace.name == "trusted")
     assert session.publish().no_op
     check(stack, want)
 
@@ -157,7 +157,7 @@ def test_one_of_everything_that_was_only_copied_up_is_no_change(stack: Stack) ->
     check(stack, want)
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_directory_of_the_base_that_is_renamed_brings_along_one_of_everything(stack: Stack) -> None:
     """The base is linked to by nobody: what was renamed with its directory is copied, holes and names of one
     file included.
@@ -377,7 +377,7 @@ def test_sockets_devices_and_fifos_are_named_and_left_out_and_all_beside_them_is
     listener.bind(session.at("d/sock"))
     listener.close()
     dropped = {"d/pipe", "d/sock", "keep.pipe"}
-    if stack.form.name == "trusted":
+    if stack.xattr_namespace.name == "trusted":
         os.mknod(session.at("d/null"), stat.S_IFCHR | 0o666, os.makedev(1, 3))
         dropped.add("d/null")
     os.mkdir(session.at("only"))

@@ -138,7 +138,7 @@ def test_order_among_inputs_and_among_outputs_is_kept_and_equal_times_stay_equal
     assert mtime(c, "i1") > bound + 400 * SECOND
 
 
-@on_a_stack({"f": "a\n", ".gitignore": "*.o\n"}, forms=("trusted",))
+@on_a_stack({"f": "a\n", ".gitignore": "*.o\n"}, namespaces=("trusted",))
 def test_names_of_a_published_file_stay_one_file_with_an_inputs_time_in_a_moved_directory(
     stack: Stack,
 ) -> None:
@@ -369,7 +369,7 @@ CARGO: Base = {
 
 
 @pytest.mark.needs("cargo")
-@on_a_stack(CARGO, forms=("trusted",))
+@on_a_stack(CARGO, namespaces=("trusted",))
 def test_cargo_builds_what_another_session_changed(stack: Stack) -> None:
     age(stack)
     folder = build_tools.cargo()
@@ -403,7 +403,7 @@ TSC: Base = {
 
 
 @pytest.mark.needs("typescript")
-@on_a_stack(TSC, forms=("trusted",))
+@on_a_stack(TSC, namespaces=("trusted",))
 def test_tsc_builds_what_another_session_changed(stack: Stack) -> None:
     age(stack)
     node, script = build_tools.tsc()
@@ -437,7 +437,7 @@ def test_python_compiles_what_another_session_changed(stack: Stack) -> None:
     assert run(c, "python3", "main.py") == "is=2\n"
 
 
-@on_a_stack({"i.c": "1\n"}, forms=("trusted",))
+@on_a_stack({"i.c": "1\n"}, namespaces=("trusted",))
 def test_times_that_a_head_which_moved_last_asked_for_are_known_after_a_restart(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     put(a.at("i.c"), "2\n")

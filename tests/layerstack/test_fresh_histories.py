@@ -148,6 +148,6 @@ def test_make_and_make_all_agree_after_any_history(stack: Stack) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@on_a_stack(PROJECT, forms=("trusted",))
+@on_a_stack(PROJECT, namespaces=("trusted",))
 def test_make_and_make_all_agree_after_five_hundred_histories(stack: Stack) -> None:
     play(stack, range(1000, 1500), 24)

@@ -55,7 +55,7 @@ def rich(stack: Stack) -> str:
     shutil.rmtree(c.at("many"))
     os.mkdir(c.at("many"))
     put(c.at("many/only"))
-    os.setxattr(c.at("many"), stack.form.opaque, b"y")  # the session's own mark of that name
+    os.setxattr(c.at("many"), stack.xattr_namespace.opaque, b"y")  # the session's own mark of that name
     c.publish()
     stack.store.squash()
     stack.store.pin_version(stack.store.head.version)
@@ -128,7 +128,7 @@ def test_whatever_is_changed_in_a_layer_is_named(stack: Stack) -> None:
     """
     rich(stack)
     closed(stack)
-    mine, mark = f"layers/{layer_with(stack.root, 'new/x')}", stack.form.opaque
+    mine, mark = f"layers/{layer_with(stack.root, 'new/x')}", stack.xattr_namespace.opaque
     aside = f"{stack.folder}/aside"
     x = f"{stack.root}/{mine}/new/x"
 
@@ -171,11 +171,11 @@ def test_whatever_is_changed_in_a_layer_is_named(stack: Stack) -> None:
         os.mkfifo(f"{stack.root}/{mine}/pipe")
 
     def redirect() -> None:
-        os.setxattr(f"{stack.root}/{mine}/new", stack.form.redirect, b"d")
+        os.setxattr(f"{stack.root}/{mine}/new", stack.xattr_namespace.redirect, b"d")
 
     def xattr_whiteout() -> None:
         put(f"{stack.root}/{mine}/new/w", b"")
-        os.setxattr(f"{stack.root}/{mine}/new/w", stack.form.whiteout, b"y")
+        os.setxattr(f"{stack.root}/{mine}/new/w", stack.xattr_namespace.whiteout, b"y")
 
     def folder_mode() -> None:
         os.chmod(f"{stack.root}/{mine}/new", 0o700)
@@ -215,7 +215,7 @@ def test_whatever_is_changed_in_a_layer_is_named(stack: Stack) -> None:
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_files_that_are_whole_but_another_layers_are_named_by_open_and_by_check(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     os.chmod(a.at("d"), 0o711)
@@ -251,7 +251,7 @@ def test_files_that_are_whole_but_another_layers_are_named_by_open_and_by_check(
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_each_missing_file_is_named(stack: Stack) -> None:
     draft_id = rich(stack)
     closed(stack)
@@ -284,7 +284,7 @@ def test_each_missing_file_is_named(stack: Stack) -> None:
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_the_work_of_a_draft_is_compared_with_the_digest_of_the_time_when_it_was_kept(stack: Stack) -> None:
     draft_id = rich(stack)
     closed(stack)
@@ -304,7 +304,7 @@ def test_the_work_of_a_draft_is_compared_with_the_digest_of_the_time_when_it_was
     assert stack.store.drafts()[0].draft_id == draft_id
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_documents_that_are_whole_but_in_anothers_place_are_named(stack: Stack) -> None:
     rich(stack)
     stack.store.pin_version(1)
@@ -327,7 +327,7 @@ def test_documents_that_are_whole_but_in_anothers_place_are_named(stack: Stack) 
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one_whose_layers_were_folded_since_is_not(  # noqa: E501
     stack: Stack,
 ) -> None:
@@ -372,7 +372,7 @@ def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one
         assert list(looking) == []
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_documents_whose_checksum_is_right_and_whose_values_are_nobodys_are_named(stack: Stack) -> None:
     draft_id = rich(stack)
     closed(stack)
@@ -396,7 +396,7 @@ def test_documents_whose_checksum_is_right_and_whose_values_are_nobodys_are_name
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_what_a_crash_left_is_no_damage_and_is_listed(stack: Stack) -> None:
     rich(stack)
     closed(stack)
@@ -421,7 +421,7 @@ def test_what_a_crash_left_is_no_damage_and_is_listed(stack: Stack) -> None:
         assert {note.file for note in looking.notes if note.kind == "left_over"} == set()
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_store_that_somebody_has_open_and_a_folder_without_one_are_refused(stack: Stack) -> None:
     with pytest.raises(StoreBusy):
         list(check(stack.root))
@@ -435,7 +435,7 @@ def test_a_store_that_somebody_has_open_and_a_folder_without_one_are_refused(sta
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_that_is_asked_for(
     stack: Stack,
 ) -> None:
@@ -462,7 +462,7 @@ def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_th
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_check_of_an_open_store_goes_on_beside_publishes_squashes_and_discards_and_finds_nothing(
     stack: Stack,
 ) -> None:
@@ -480,7 +480,7 @@ def test_a_check_of_an_open_store_goes_on_beside_publishes_squashes_and_discards
     assert not stack.store.replaced, "the lease was not given back"
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_layer_that_is_on_its_way_out_when_the_check_begins_is_not_missed(stack: Stack) -> None:
     """A squash has given its layers free, and has not removed them yet."""
     for n in range(3):
@@ -498,7 +498,7 @@ def test_a_layer_that_is_on_its_way_out_when_the_check_begins_is_not_missed(stac
         stack.store.step = fsync.no_step
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_what_changes_between_two_looks_is_no_damage(stack: Stack) -> None:
     """Versions are closed by a squash after the check has listed them and before it reads them."""
     for n in range(3):
@@ -516,7 +516,7 @@ def test_what_changes_between_two_looks_is_no_damage(stack: Stack) -> None:
         assert not os.path.exists(f"{stack.root}/manifests/2.json"), "nothing was closed"
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_check_is_taken_up_again_after_any_of_its_parts(stack: Stack) -> None:
     rich(stack)
     with stack.store.checking() as looking:
@@ -525,7 +525,7 @@ def test_a_check_is_taken_up_again_after_any_of_its_parts(stack: Stack) -> None:
             assert looking.parts(part) == parts[n + 1 :]
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_layer_that_lost_everything_is_told_in_bounded_many_lines(stack: Stack) -> None:
     a = stack.session()
     for n in range(1000):

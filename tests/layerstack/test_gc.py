@@ -68,7 +68,7 @@ def test_garbage_collected_without_a_pause_takes_nothing_from_publishes_and_draf
     assert os.listdir(stack.store.staging.path) == []
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_version_that_nobody_leases_is_refused_once_it_is_folded_away_and_never_shows_older_content(
     stack: Stack,
 ) -> None:

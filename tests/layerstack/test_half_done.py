@@ -115,7 +115,7 @@ def test_a_draft_and_a_rebase_leave_the_same_out(stack: Stack) -> None:
 
 @on_a_stack(
     {"r/.git/HEAD": "ref: refs/heads/main\n", "r/.git/index.lock": "the base's\n", "r/f": "f\n"},
-    forms=("trusted",),
+    namespaces=("trusted",),
 )
 def test_a_lock_of_the_base_goes_along_when_its_repository_is_renamed(stack: Stack) -> None:
     a = stack.session()

@@ -110,7 +110,7 @@ def test_a_session_from_before_a_rollback_meets_it_as_any_publish(stack: Stack) 
     assert stack.shows()["f"] == TEXT.replace("line 20\n", "twenty\n")
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_rollback_beside_publishes_shows_exactly_that_tree_at_its_version(stack: Stack) -> None:
     wanted = stack.tree(1)
     stop = threading.Event()
@@ -131,7 +131,7 @@ def test_a_rollback_beside_publishes_shows_exactly_that_tree_at_its_version(stac
     assert all(stack.tree(version) == wanted for version in versions)
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_rollback_that_the_disk_refuses_changes_nothing_and_passes_later(stack: Stack) -> None:
     story(stack)
     names: list[str] = []
@@ -232,7 +232,7 @@ def test_the_patches_of_a_difference_make_the_new_tree_out_of_the_old_one(stack:
         remove_tree(work)
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_long_differences_come_in_pages_and_long_patches_are_cut_between_hunks(stack: Stack) -> None:
     a = stack.session()
     for n in range(450):
@@ -353,7 +353,7 @@ def test_a_pin_is_a_boundary_over_restarts_until_it_is_taken_off(stack: Stack) -
         stack.store.snapshot(4)
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_pin_that_the_disk_refuses_is_none_and_a_damaged_one_is_named(stack: Stack) -> None:
     story(stack)
     names: list[str] = []

@@ -60,7 +60,7 @@ def test_stacks_of_130_and_300_layers_and_of_the_longest_paths_mount_and_the_500
 ) -> None:
     deep = f"{s.folder}/{'p' * 200}/{'q' * 200}/{'r' * 200}"
     os.makedirs(deep)
-    with contextlib.closing(Stack(s.form.name, BASE, folder=deep)) as stack:
+    with contextlib.closing(Stack(s.xattr_namespace.name, BASE, folder=deep)) as stack:
         for one, sizes in ((s, (131, 301)), (stack, (131, 301, LOWER_LIMIT))):
             for layers in sizes:
                 grow(one, layers)
@@ -94,7 +94,7 @@ def _at_the_limit(stack: Stack) -> None:
     assert {"n/1", f"n/{LOWER_LIMIT - 1}", "more"} <= stack.shows().keys()
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_before_does_not(
     s: Stack,
 ) -> None:
@@ -116,7 +116,7 @@ def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_bef
     assert s.shows()["n/1"] == "n/1" and s.shows()["mine"] == "mine\n"
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_a_fold_before_there_is_need_waits_for_nobody_and_is_left_where_it_does_not_pay(s: Stack) -> None:
     store = s.store
     store.auto_squash.squash_at = 15
@@ -140,7 +140,7 @@ def test_a_fold_before_there_is_need_waits_for_nobody_and_is_left_where_it_does_
     assert len(store.head.layers) == 3
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: Stack) -> None:
     store = s.store
     grow(s, 20)
@@ -165,7 +165,7 @@ def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: S
     assert len(store.head.layers) == 3
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fits_without_it(
     s: Stack,
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fit
     assert isinstance(error, StoreCorrupt) and error.details["file"].endswith(".index")
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_a_damaged_layer_stops_one_squash_by_name_and_later_ones_fold_around_it(s: Stack) -> None:
     store = s.store
     grow(s, 4)
@@ -209,7 +209,7 @@ def test_a_damaged_layer_stops_one_squash_by_name_and_later_ones_fold_around_it(
     assert s.store.squash().blocks and len(s.store.head.layers) == 2 and s.tree() == before
 
 
-@on_a_stack(BASE, forms=("user",))
+@on_a_stack(BASE, namespaces=("user",))
 def test_many_publishes_at_once_at_the_limit_fold_once_and_all_go_through(s: Stack) -> None:
     store = s.store
     store.quota.layers, store.auto_squash.squash_at = 30, SQUASH_AT
@@ -241,7 +241,7 @@ def test_many_publishes_at_once_at_the_limit_fold_once_and_all_go_through(s: Sta
     assert len(store.head.layers) <= 31 and {f"w{n}" for n in range(len(sessions))} <= s.shows().keys()
 
 
-@on_a_stack({f"{name}/0": "0" for name in ("a", "a/in", "b")}, forms=("user",))
+@on_a_stack({f"{name}/0": "0" for name in ("a", "a/in", "b")}, namespaces=("user",))
 def test_the_depth_of_a_directory_is_how_many_layers_that_can_be_folded_change_its_entries(s: Stack) -> None:
     depths = Depths(s.store)
 
@@ -335,7 +335,7 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
     assert not any(os.path.exists(f"{s.root}/manifests/{version}.json") for version in inside)
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_go_on_after_space_is_freed(
     s: Stack,
 ) -> None:
@@ -371,7 +371,7 @@ def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_
         assert stack.shows().keys() == {"a", "b", "c", "d", "d/f", "e", "e/x", "mine", "y", "z"}
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_is_space(stack: Stack) -> None:
     with stack.on_a_small_disk({"f": "base\n", "d/g": "g\n"}, size_mib=8) as (inner, fill):
         for n in range(3):

@@ -27,7 +27,9 @@ def test_a_mount_is_detached_until_it_is_moved_and_its_upperdir_is_in_use_meanwh
 @on_a_stack({"f": "base\n", "d/g": "g\n"})
 def test_the_legacy_mount_shows_and_takes_the_same(stack: Stack) -> None:
     upper = stack.store.open_upper("a", origin="test")
-    fd = overlay.create_legacy(upper.snapshot.lowerdirs, upper.upperdir, upper.workdir, form=stack.form)
+    fd = overlay.create_legacy(
+        upper.snapshot.lowerdirs, upper.upperdir, upper.workdir, xattr_namespace=stack.xattr_namespace
+    )
     target = f"{stack.folder}/t"
     os.mkdir(target)
     syscalls.move_mount(fd, target)
@@ -39,7 +41,7 @@ def test_the_legacy_mount_shows_and_takes_the_same(stack: Stack) -> None:
     assert stack.shows()["d/new"] == "new\n"
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_the_legacy_mount_takes_as_many_lowers_as_the_new_one(stack: Stack) -> None:
     lowers = []
     for i in range(500):
@@ -48,13 +50,13 @@ def test_the_legacy_mount_takes_as_many_lowers_as_the_new_one(stack: Stack) -> N
         lowers.append(f"{stack.folder}/l{i}")
     os.mkdir(f"{stack.folder}/t")
     for create in (overlay.create, overlay.create_legacy):
-        fd = create(lowers, form=stack.form)
+        fd = create(lowers, xattr_namespace=stack.xattr_namespace)
         syscalls.move_mount(fd, f"{stack.folder}/t")
         os.close(fd)
         assert len(os.listdir(f"{stack.folder}/t")) == 500
         syscalls.umount(f"{stack.folder}/t")
         with pytest.raises(LayerLimit):
-            create([*lowers, lowers[0]], form=stack.form)
+            create([*lowers, lowers[0]], xattr_namespace=stack.xattr_namespace)
 
 
 @on_a_stack({"f": "base\n"})
@@ -70,7 +72,7 @@ def mount_at(stack: Stack, folder: str, create: Callable[..., int] = overlay.cre
     for path in (upper, f"{folder}/work", f"{folder}/lower", target):
         os.makedirs(path)
     put(f"{folder}/lower/f")
-    fd = create([f"{folder}/lower"], upper, f"{folder}/work", form=stack.form)
+    fd = create([f"{folder}/lower"], upper, f"{folder}/work", xattr_namespace=stack.xattr_namespace)
     syscalls.move_mount(fd, target)
     os.close(fd)
     put(f"{target}/g")
@@ -98,20 +100,22 @@ def test_a_store_lies_at_a_path_of_any_bytes(stack: Stack) -> None:
         mount_at(stack, f"{stack.folder}/old/{name}", overlay.create_legacy)
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_an_upperdir_on_an_overlay_is_refused_in_the_kernels_own_words(stack: Stack) -> None:
     session = stack.session()
     for name in ("upper", "work"):
         os.mkdir(session.at(name))
     with pytest.raises(OverlayUnsupported) as caught:
-        overlay.create([stack.base], session.at("upper"), session.at("work"), form=stack.form)
+        overlay.create(
+            [stack.base], session.at("upper"), session.at("work"), xattr_namespace=stack.xattr_namespace
+        )
     assert "not supported as upperdir" in str(caught.value)
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_a_missing_lower_is_named(stack: Stack) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        overlay.create([stack.base, f"{stack.folder}/absent"], form=stack.form)
+        overlay.create([stack.base, f"{stack.folder}/absent"], xattr_namespace=stack.xattr_namespace)
     assert caught.value.filename == f"{stack.folder}/absent"
 
 
@@ -119,7 +123,7 @@ def test_a_missing_lower_is_named(stack: Stack) -> None:
 def test_without_the_power_to_mount_the_error_says_what_is_needed() -> None:
     def attempt() -> str:
         try:
-            overlay.create(["/etc", "/usr"], form=USER)
+            overlay.create(["/etc", "/usr"], xattr_namespace=USER)
         except OverlayUnsupported as error:
             return str(error)
         return ""
@@ -127,7 +131,7 @@ def test_without_the_power_to_mount_the_error_says_what_is_needed() -> None:
     assert "CAP_SYS_ADMIN" in in_namespace.call("uid", attempt)
 
 
-def test_both_forms_never_copy_metadata_alone_nor_index_inodes() -> None:
+def test_both_namespaces_never_copy_metadata_alone_nor_index_inodes() -> None:
     assert (
         "metacopy=off" in TRUSTED.options
         and "index=off" in TRUSTED.options

@@ -1,5 +1,5 @@
-"""The page of the public API: its examples run in both forms and are typed, it names every noun with every
-field, and no word is unexplained.
+"""The page of the public API: its examples run in both xattr namespaces and are typed, it names every noun
+with every field, and no word is unexplained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from layerstack.history import versions
 from layerstack.kernel import fsync
 from layerstack.session import upper
 from tests import in_namespace
-from tests.layerstack.store_fixture import FORM_PARAMS
+from tests.layerstack.store_fixture import NAMESPACE_PARAMS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs/layerstack.md").read_text()
@@ -74,10 +74,10 @@ def run() -> None:
         fsync.remove_tree(scope["folder"])
 
 
-@pytest.mark.parametrize("form", FORM_PARAMS)
-def test_the_examples_run_from_top_to_bottom(form: str) -> None:
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
+def test_the_examples_run_from_top_to_bottom(namespace: str) -> None:
     assert CODE.count("assert") >= 20
-    in_namespace.call(form, run)
+    in_namespace.call(namespace, run)
 
 
 def test_the_examples_are_typed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.layerstack.plain_histories import base_text, history, put_aside_squash_and_collect, small_tree
 from tests.layerstack.state_machine import REFUSED, Session, StackMatchesModel
-from tests.layerstack.store_fixture import FORM_PARAMS, put
+from tests.layerstack.store_fixture import NAMESPACE_PARAMS, put
 from tests.trees import Tree
 
 COMPARED, UNCHECKED = b"\0\0\r\n" + bytes(4) + b"code", b"\0\0\r\n\1" + bytes(3) + b"code"
@@ -100,9 +100,9 @@ def test_a_file_that_was_only_touched_is_a_directory_where_the_head_made_it_one(
 
 
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", FORM_PARAMS)
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
 def test_ignored_work_comes_back_with_its_directories_and_without_what_is_derived(
-    short_dir: str, form: str
+    short_dir: str, namespace: str
 ) -> None:
     """The head has removed an ignored directory in which ours made and changed others. A directory of byte
     code is derived, but not what is unchecked in it.
@@ -131,14 +131,14 @@ def test_ignored_work_comes_back_with_its_directories_and_without_what_is_derive
         }
 
     tree = {**small_tree(), **ignored_folders("m"), "ig/b": small_tree()["d/f"]}
-    seen = history(form, short_dir, tree, act)
+    seen = history(namespace, short_dir, tree, act)
     assert seen["published on a moved head"] == 1
 
 
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", FORM_PARAMS)
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
 def test_an_ignored_database_is_the_last_writers_without_the_members_that_the_head_alone_has(
-    short_dir: str, form: str
+    short_dir: str, namespace: str
 ) -> None:
     os.chmod(short_dir, 0o777)
 
@@ -153,14 +153,14 @@ def test_an_ignored_database_is_the_last_writers_without_the_members_that_the_he
         found = {path: entry.body for path, entry in machine.model.tree().items() if "u.db" in path}
         assert found == {"ig/n/u.db": b"SQLite format 3\0 two", "ig/m/u.db-wal": b"two"}
 
-    seen = history(form, short_dir, {**small_tree(), **ignored_folders("n", "m")}, act)
+    seen = history(namespace, short_dir, {**small_tree(), **ignored_folders("n", "m")}, act)
     assert seen["published on a moved head"] == 1
 
 
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", FORM_PARAMS)
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
 def test_an_output_that_is_another_name_of_an_input_has_the_inputs_time_on_a_moved_head(
-    short_dir: str, form: str
+    short_dir: str, namespace: str
 ) -> None:
     """Found by the state machine. The name that came last in the order of paths decided: where that was the
     output, the input went below the head's.
@@ -176,13 +176,13 @@ def test_an_output_that_is_another_name_of_an_input_has_the_inputs_time_on_a_mov
         publish_all(machine, one, two)
 
     tree = {**small_tree(), ".gitignore": small_tree()["d/f"]._replace(body=b"*.o\n")}
-    assert history(form, short_dir, tree, act)["published on a moved head"] == 1
+    assert history(namespace, short_dir, tree, act)["published on a moved head"] == 1
 
 
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", FORM_PARAMS)
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
 def test_of_directories_in_each_other_that_match_a_unit_the_outermost_is_the_unit(
-    short_dir: str, form: str
+    short_dir: str, namespace: str
 ) -> None:
     os.chmod(short_dir, 0o777)
 
@@ -194,4 +194,4 @@ def test_of_directories_in_each_other_that_match_a_unit_the_outermost_is_the_uni
 
     tree = small_tree()
     boxes = {"box": tree["d"], "box/box": tree["d"], "box/box/f": tree["d/f"]}
-    assert history(form, short_dir, {**tree, **boxes}, act)["rejected"] == 1
+    assert history(namespace, short_dir, {**tree, **boxes}, act)["rejected"] == 1

@@ -1,5 +1,5 @@
-"""Publishing onto a head that moved: the decision table and the pitfalls, each history in both forms. The
-base is the dict, A publishes before B.
+"""Publishing onto a head that moved: the decision table and the pitfalls, each history in both xattr
+namespaces. The base is the dict, A publishes before B.
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ def test_directories_of_mode_000_can_be_made_entered_and_published(stack: Stack)
 @on_a_stack({"d/f": "f\n"})
 def test_a_user_xattr_that_looks_like_an_opaque_mark_is_an_ordinary_one(stack: Stack) -> None:
     a = stack.session()
-    os.setxattr(a.at("d"), stack.form.opaque, b"y")
+    os.setxattr(a.at("d"), stack.xattr_namespace.opaque, b"y")
     a.publish()
     assert stack.shows() == {"d": "/", "d/f": "f\n"}
-    assert (stack.form.opaque, b"y") in stack.tree()["d"].xattrs
+    assert (stack.xattr_namespace.opaque, b"y") in stack.tree()["d"].xattrs
 
 
-@on_a_stack({"f": "f\n"}, forms=("user",))
+@on_a_stack({"f": "f\n"}, namespaces=("user",))
 def test_a_path_deeper_than_pythons_recursion_limit_is_published_and_read(stack: Stack) -> None:
     deep = "/".join(["d"] * 960)
     a = stack.session()
@@ -309,7 +309,7 @@ def test_what_ours_added_in_a_directory_that_the_head_removed_is_a_conflict(stac
     assert b.rejected() == {"d/new": "parent"}
 
 
-@on_a_stack({"d/f": "1\n", "d/g": "2\n"}, forms=("trusted",))
+@on_a_stack({"d/f": "1\n", "d/g": "2\n"}, namespaces=("trusted",))
 def test_a_renamed_directory_conflicts_with_an_edit_of_what_was_in_it(stack: Stack) -> None:
     a, b = two(stack)
     put(a.at("d/f"), "2\n")
@@ -318,7 +318,7 @@ def test_a_renamed_directory_conflicts_with_an_edit_of_what_was_in_it(stack: Sta
     assert b.rejected() == {"d/f": "delete_modify"}
 
 
-@on_a_stack({"d/f": "1\n", "d/e/g": "2\n"}, forms=("trusted",))
+@on_a_stack({"d/f": "1\n", "d/e/g": "2\n"}, namespaces=("trusted",))
 def test_a_renamed_directory_is_published_as_a_plain_layer_without_redirects(stack: Stack) -> None:
     a = stack.session()
     os.rename(a.at("d"), a.at("moved"))
@@ -413,7 +413,7 @@ def test_a_symlink_of_the_base_is_never_walked_through(stack: Stack) -> None:
     assert stack.shows() == {"b": "/", "b/link": "/", "b/link/f": "1\n", "b/real": "/", "b/real/f": "1\n"}
 
 
-@on_a_stack({"d/f": "1\n"}, forms=("trusted",))
+@on_a_stack({"d/f": "1\n"}, namespaces=("trusted",))
 def test_work_that_was_captured_is_never_written_to_again(stack: Stack) -> None:
     first = stack.session()
     put(first.at("d/f"), "2\n")
@@ -604,7 +604,7 @@ def test_a_publish_whose_head_moved_elsewhere_is_not_planned_again(stack: Stack)
     assert stack.store.head.version == 3 and {"d/a", "d/b"} <= set(stack.shows())
 
 
-@on_a_stack({"f": TEXT}, forms=("trusted",))
+@on_a_stack({"f": TEXT}, namespaces=("trusted",))
 def test_a_publish_that_was_planned_on_a_version_which_is_squashed_away_meanwhile_is_planned_again(
     stack: Stack,
 ) -> None:
@@ -688,11 +688,11 @@ def test_publishers_that_edit_one_file_at_once_lose_no_line_of_anyone(stack: Sta
     )
 
 
-@on_a_stack({"f": "f\n"}, forms=("trusted",))
+@on_a_stack({"f": "f\n"}, namespaces=("trusted",))
 def test_a_publish_beyond_five_hundred_lowers_is_refused_by_name_and_the_session_goes_on(
     stack: Stack,
 ) -> None:
-    assert stack.form is TRUSTED or stack.form == TRUSTED
+    assert stack.xattr_namespace is TRUSTED or stack.xattr_namespace == TRUSTED
     for i in range(499):
         stack.store.update_file("f", lambda old, i=i: b"%d\n" % i, owner="o", request_id="r")  # type: ignore[misc]
     assert len(stack.store.head.layers) == 500

@@ -335,7 +335,7 @@ def test_what_the_file_system_could_do_is_read_from_its_mount(line: str, said: s
 
 
 def test_a_store_without_limits_says_nothing_of_a_quota_and_one_with_them_what_it_does_not_enforce() -> None:
-    @on_a_stack(BASE, forms=("user",))
+    @on_a_stack(BASE, namespaces=("user",))
     def body(s: Stack) -> None:
         assert s.store.layer_stats()["quota"] is None
         s.store.quota.bytes = 10

@@ -136,7 +136,7 @@ def test_a_session_on_it_that_is_refused_once_more_goes_on_and_can_be_carried_ov
     assert get(again.at("late")) == "theirs\n" and get(again.at("f")) == merged
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_full_disk_on_the_way_leaves_no_session_and_the_draft(stack: Stack) -> None:
     draft, merged = work(stack)
     names: list[str] = []

@@ -135,7 +135,7 @@ def test_what_it_had_and_has_no_more_is_told_once(stack: Stack) -> None:
     assert published.dropped == ("pipe",) and published.notices == (Notice("dropped", "s/theirs.o"),)
 
 
-@on_a_stack({**BASE, ".gitignore": "*.o\n", "s/x": "x\n"}, forms=("user",))
+@on_a_stack({**BASE, ".gitignore": "*.o\n", "s/x": "x\n"}, namespaces=("user",))
 def test_the_publication_of_a_draft_that_was_carried_over_tells_what_went_then(stack: Stack) -> None:
     session = stack.session()
     shutil.rmtree(session.at("s"))
@@ -195,7 +195,7 @@ def test_one_that_stands_on_a_draft_leaves_the_draft_and_settles_it_by_its_publi
     assert stack.store.drafts() == []
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_full_disk_at_any_step_leaves_the_session_as_it_was(stack: Stack) -> None:
     def moved(name: str) -> Session:
         session = stack.session()

@@ -26,7 +26,7 @@ class Killed(BaseException):
     """The process ends here: nothing catches it."""
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_an_open_that_is_cut_off_while_it_removes_a_published_session_is_done_by_the_next(
     stack: Stack,
 ) -> None:
@@ -72,7 +72,7 @@ def test_an_open_that_is_cut_off_while_it_removes_a_published_session_is_done_by
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_be_recovered(
     stack: Stack,
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_b
     assert get(stack.session(draft_id=kept.draft_id).at("more")) == "more\n"
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_dead_session_whose_draft_is_missing_keeps_its_folder_and_the_store_opens(stack: Stack) -> None:
     a = stack.session()
     put(a.at("mine"))
@@ -114,7 +114,7 @@ def test_a_dead_session_whose_draft_is_missing_keeps_its_folder_and_the_store_op
     assert stack.store.unrecovered == () and len(stack.store.recovered) == 1
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_scrap_that_cannot_be_removed_does_not_keep_a_store_from_opening(stack: Stack) -> None:
     stack.store.close()
     put(f"{stack.root}/staging/scrap/file")
@@ -134,7 +134,7 @@ def test_scrap_that_cannot_be_removed_does_not_keep_a_store_from_opening(stack: 
     assert os.listdir(stack.store.staging.path) == []
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_an_upper_that_is_made_anew_has_the_attributes_of_the_root_or_is_not_there(stack: Stack) -> None:
     """The disk fills up between mkdir and chmod of the new upperdir: the half-made one would publish its mode
     as the session's.
@@ -163,7 +163,7 @@ def test_an_upper_that_is_made_anew_has_the_attributes_of_the_root_or_is_not_the
     assert read_tree(stack.store.snapshot().lowerdirs[0])[""].meta[0] == 0o750
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_a_second_publish_on_a_disk_that_is_still_full_does_not_end_the_upper(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     put(a.at("f"), "theirs\n")
@@ -192,7 +192,7 @@ def marker(stack: Stack, session: str) -> dict[str, Any]:
     return records.read(f"{stack.root}/sessions/{session}/recovery.json")
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_an_open_without_recovery_serves_everything_and_holds_the_base_of_each_dead_session(
     stack: Stack,
 ) -> None:
@@ -225,7 +225,7 @@ def test_an_open_without_recovery_serves_everything_and_holds_the_base_of_each_d
     assert read_tree(stack.session(draft_id=draft.draft_id).view) == shows
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_two_tries_that_fail_quarantine_a_session_over_opens_of_either_kind_until_it_is_asked_for(
     stack: Stack,
 ) -> None:
@@ -251,7 +251,7 @@ def test_two_tries_that_fail_quarantine_a_session_over_opens_of_either_kind_unti
     assert stack.store.dead.attempt("s0") is not None and os.listdir(f"{stack.root}/sessions") == []
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_try_that_ends_its_process_is_counted_by_what_was_written_before_it(stack: Stack) -> None:
     a = stack.session()
     put(a.at("work"), "of the dead\n")
@@ -273,7 +273,7 @@ def test_a_try_that_ends_its_process_is_counted_by_what_was_written_before_it(st
     assert dead.quarantined and dead.why == DIED
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_full_disk_is_no_try_and_a_marker_that_is_damaged_is_one(stack: Stack) -> None:
     a = stack.session()
     put(a.at("work"), "of the dead\n")
@@ -293,7 +293,7 @@ def test_a_full_disk_is_no_try_and_a_marker_that_is_damaged_is_one(stack: Stack)
     assert stack.store.dead.attempt("s0") is not None
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_live_session_that_is_abandoned_is_recovered_without_a_new_open(stack: Stack) -> None:
     a = stack.session()
     put(a.at("mine"), "work\n")
@@ -317,7 +317,7 @@ def test_a_live_session_that_is_abandoned_is_recovered_without_a_new_open(stack:
     assert get(stack.session(draft_id=kept.draft_id).at("more")) == "more\n"
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_dead_session_that_is_given_up_leaves_nothing_and_holds_nothing(stack: Stack) -> None:
     a = stack.session()
     put(a.at("work"), "of the dead\n")

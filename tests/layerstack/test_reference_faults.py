@@ -70,7 +70,7 @@ def test_edits_that_overlap_in_part_or_only_touch_are_conflicts_even_if_their_te
 @on_a_stack({"run": LONG})
 def test_the_execute_bit_outlives_writes_merges_and_a_concurrent_chmod(stack: Stack) -> None:
     mode = (
-        0o4755 if stack.form.name == "trusted" else 0o755
+        0o4755 if stack.xattr_namespace.name == "trusted" else 0o755
     )  # a write takes setuid away, but for the machine's root
     chmod, edit = stack.session(), stack.session()
     os.chmod(chmod.at("run"), mode)
@@ -179,13 +179,13 @@ def test_a_deleted_name_is_never_listed_and_every_deletion_on_disk_is_the_kernel
 @on_a_stack({"f": "f\n", "empty": ""})
 def test_a_file_that_carries_the_mark_of_a_deletion_as_an_attribute_is_an_ordinary_file(stack: Stack) -> None:
     session = stack.session()
-    os.setxattr(session.at("empty"), f"{stack.form.namespace}whiteout", b"y")
+    os.setxattr(session.at("empty"), f"{stack.xattr_namespace.prefix}whiteout", b"y")
     put(session.at("new"), "")
-    os.setxattr(session.at("new"), f"{stack.form.namespace}whiteout", b"y")
+    os.setxattr(session.at("new"), f"{stack.xattr_namespace.prefix}whiteout", b"y")
     session.publish()
     for _ in range(2):
         assert stack.shows() == {"f": "f\n", "empty": "", "new": ""}
-        assert stack.tree()["new"].xattrs == ((f"{stack.form.namespace}whiteout", b"y"),)
+        assert stack.tree()["new"].xattrs == ((f"{stack.xattr_namespace.prefix}whiteout", b"y"),)
         write(stack, "else", "x\n")
         stack.store.squash()
         session = stack.session()

@@ -12,14 +12,14 @@ from random import Random
 
 import pytest
 
-from layerstack.kernel.xattrs import FORMS
+from layerstack.kernel.xattrs import XATTR_NAMESPACES
 from layerstack.layers import capture
 from layerstack.model.resolution import MARKERS, OURS, THEIRS, Choice
 from layerstack.publish import decide
 from layerstack.tree import scanned
 from tests import crowd, in_namespace, model
 from tests.layerstack.state_machine import StackMatchesModel, in_memory
-from tests.layerstack.store_fixture import FORM_PARAMS
+from tests.layerstack.store_fixture import NAMESPACE_PARAMS
 from tests.trees import FILE, LINK, Tree, read_tree
 
 IN_THE_GATE, IN_A_SOAK = 25, 600
@@ -106,11 +106,11 @@ class ResolvedMeeting(StackMatchesModel):
         assert not differ, f"published otherwise than shown: {sorted(differ)[:5]}"
 
 
-def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:
+def run(namespace: str, folder: str, first: int, meetings: int) -> Counter[str]:
     """So many of them, from number `first` on; what happened, counted. A failure names its number."""
     decide.TEXT_MAX = model.TEXT_MAX = crowd.LIMIT
-    ResolvedMeeting.form, ResolvedMeeting.parent, ResolvedMeeting.tally = (
-        FORMS[form],
+    ResolvedMeeting.xattr_namespace, ResolvedMeeting.parent, ResolvedMeeting.tally = (
+        XATTR_NAMESPACES[namespace],
         in_memory(folder),
         Counter(),
     )
@@ -128,17 +128,17 @@ def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:
 
 
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", FORM_PARAMS)
-def test_no_line_of_either_side_is_lost(short_dir: str, form: str) -> None:
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
+def test_no_line_of_either_side_is_lost(short_dir: str, namespace: str) -> None:
     os.chmod(short_dir, 0o777)
-    seen = in_namespace.call(form, run, form, short_dir, 0, IN_THE_GATE)
+    seen = in_namespace.call(namespace, run, namespace, short_dir, 0, IN_THE_GATE)
     assert all(seen[what] for what in ("conflicts", "marked", "kept")), seen
 
 
 @pytest.mark.soak
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", FORM_PARAMS)
-def test_no_line_of_either_side_is_lost_in_hundreds_of_meetings(short_dir: str, form: str) -> None:
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
+def test_no_line_of_either_side_is_lost_in_hundreds_of_meetings(short_dir: str, namespace: str) -> None:
     os.chmod(short_dir, 0o777)
-    seen = in_namespace.call(form, run, form, short_dir, FIRST, IN_A_SOAK)
+    seen = in_namespace.call(namespace, run, namespace, short_dir, FIRST, IN_A_SOAK)
     assert all(seen[what] for what in ("conflicts", "marked", "kept")), seen

@@ -48,7 +48,7 @@ def test_all_layers_without_a_lease_become_one_and_the_old_folders_go(s: Stack) 
     assert openable(s) == [1, 6, 7]
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_process_that_dies_before_it_removed_what_was_replaced_leaves_nothing_to_the_next(s: Stack) -> None:
     """The removal goes behind the answer: until it is done, and if it never is, nobody minds."""
     s.store.staging.later = lambda removal: None
@@ -450,7 +450,7 @@ def test_metadata_of_a_squashed_layer_that_was_swapped_is_corrupt(s: Stack) -> N
         Store.open(s.root)
 
 
-@on_a_stack({f"f{n}": "0\n" for n in range(4)}, forms=("trusted",))
+@on_a_stack({f"f{n}": "0\n" for n in range(4)}, namespaces=("trusted",))
 def test_writers_readers_and_previews_beside_squashes_lose_nothing(s: Stack) -> None:
     """Four writers count up in a file each, readers look at all of them, somebody squashes all the time;
     drafts and previews go on too.

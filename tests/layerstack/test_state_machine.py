@@ -1,4 +1,4 @@
-"""The stack over real overlay mounts against ModelStack, in both forms of the store."""
+"""The stack over real overlay mounts against ModelStack, in both xattr namespaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests import in_namespace
 from tests.layerstack import state_machine
-from tests.layerstack.store_fixture import FORM_PARAMS
+from tests.layerstack.store_fixture import NAMESPACE_PARAMS
 from tests.layerstack.thresholds import as_if_large
 
 OUTCOMES = (
@@ -38,7 +38,7 @@ OUTCOMES = (
 ROUNDS = 6
 
 
-def meet_all(form: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES, large: bool = False) -> None:
+def meet_all(namespace: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES, large: bool = False) -> None:
     """Histories until every outcome was met, in at most so many rounds: what hypothesis draws, also without a
     random seed, depends on the constants of every module that is loaded, and some outcome may be missing in a
     round.
@@ -51,12 +51,20 @@ def meet_all(form: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES, larg
         if large:
             seen.update(
                 in_namespace.call(
-                    form, as_if_large, state_machine.run, form, place, examples=20, seed=number or None
+                    namespace,
+                    as_if_large,
+                    state_machine.run,
+                    namespace,
+                    place,
+                    examples=20,
+                    seed=number or None,
                 )
             )
         else:
             seen.update(
-                in_namespace.call(form, state_machine.run, form, place, examples=50, seed=number or None)
+                in_namespace.call(
+                    namespace, state_machine.run, namespace, place, examples=50, seed=number or None
+                )
             )
         if all(seen[what] for what in outcomes):
             return
@@ -75,13 +83,13 @@ def test_any_order_of_sessions_shows_what_the_model_shows_in_a_user_namespace(sh
 
 
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", FORM_PARAMS)
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
 def test_any_order_of_sessions_shows_the_same_where_each_tree_takes_the_form_of_a_large_one(
-    short_dir: str, form: str
+    short_dir: str, namespace: str
 ) -> None:
     os.chmod(short_dir, 0o777)
     meet_all(
-        form,
+        namespace,
         short_dir,
         outcomes=("published", "squashes", "drafts reopened", "sessions rebased", "exported"),
         large=True,
@@ -89,23 +97,29 @@ def test_any_order_of_sessions_shows_the_same_where_each_tree_takes_the_form_of_
 
 
 SLICES, EXAMPLES, STEPS = 10, 250, 40
-"""Of a soak, in each form: so many runs of so many histories each. A run takes half a minute to two."""
+"""Runs of a soak in each xattr namespace, histories of a run, and their steps. A run takes 30 to 120 s."""
 FIRST_SEED = int(os.environ.get("EOS_SOAK_SEED", "0")) or time.time_ns() // 1_000_000_000
 
 
 @pytest.mark.soak
 @pytest.mark.needs("overlay")
 @pytest.mark.parametrize("part", range(SLICES))
-@pytest.mark.parametrize("form", FORM_PARAMS)
-def test_thousands_of_histories_show_what_the_model_shows(short_dir: str, form: str, part: int) -> None:
+@pytest.mark.parametrize("namespace", NAMESPACE_PARAMS)
+def test_thousands_of_histories_show_what_the_model_shows(short_dir: str, namespace: str, part: int) -> None:
     """Each run of it draws others; EOS_SOAK_SEED draws those of an earlier run again."""
     os.chmod(short_dir, 0o777)
     try:
         seen = in_namespace.call(
-            form, state_machine.run, form, short_dir, examples=EXAMPLES, steps=STEPS, seed=FIRST_SEED + part
+            namespace,
+            state_machine.run,
+            namespace,
+            short_dir,
+            examples=EXAMPLES,
+            steps=STEPS,
+            seed=FIRST_SEED + part,
         )
     except Exception as error:
         error.add_note(f"EOS_SOAK_SEED={FIRST_SEED}, part {part}")
         raise
-    print(f"{form}, seed {FIRST_SEED + part}: {dict(seen)}")
+    print(f"{namespace}, seed {FIRST_SEED + part}: {dict(seen)}")
     assert seen["examples"] >= EXAMPLES and not [what for what in OUTCOMES if not seen[what]], seen

@@ -16,7 +16,7 @@ import pytest
 from layerstack.errors import Invalid, NotAFile, NotFound, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.fsck.check import check
 from layerstack.kernel import syscalls
-from layerstack.kernel.xattrs import FORMS, TRUSTED, USER
+from layerstack.kernel.xattrs import TRUSTED, USER, XATTR_NAMESPACES
 from layerstack.store import Store
 from tests import in_namespace
 from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
@@ -61,7 +61,7 @@ def test_the_names_on_disk_are_those_that_are_documented(stack: Stack) -> None:
     with open(f"{stack.root}/manifest.json") as file:
         assert json.load(file)["version"] == 2
     with open(f"{stack.root}/workspace.json") as file:
-        assert json.load(file)["form"] == stack.form.name
+        assert json.load(file)["form"] == stack.xattr_namespace.name
 
 
 @on_a_stack({**BASE})
@@ -71,9 +71,9 @@ def test_create_again_is_nothing_and_create_over_another_store_is_refused(stack:
     a.publish()
     stack.create()
     assert stack.store.head.version == 2 and "x" in stack.shows()
-    other = USER if stack.form == TRUSTED else TRUSTED
+    other = USER if stack.xattr_namespace == TRUSTED else TRUSTED
     with pytest.raises(Invalid) as caught:
-        Store.create(stack.root, workspace_root="/elsewhere", base_root_hash="0" * 64, form=other)
+        Store.create(stack.root, workspace_root="/elsewhere", base_root_hash="0" * 64, xattr_namespace=other)
     assert (
         caught.value.reason == "store_exists"
         and "form" in str(caught.value)
@@ -91,7 +91,12 @@ def test_a_store_is_reached_by_a_symlink_or_from_the_working_directory_and_stays
     os.chdir(stack.folder)
     os.symlink(stack.root, "link")
     os.symlink(new, "link-to-new")
-    Store.create("link-to-new", workspace_root="/workspace", base_root_hash="0" * 64, form=stack.form)
+    Store.create(
+        "link-to-new",
+        workspace_root="/workspace",
+        base_root_hash="0" * 64,
+        xattr_namespace=stack.xattr_namespace,
+    )
     for root, place in (("link", stack.root), ("link-to-new/", new), ("./new/.", new)):
         os.chdir(stack.folder)
         stack.store = Store.open(root)
@@ -148,7 +153,7 @@ def test_a_second_process_is_refused_until_the_first_closes(stack: Stack) -> Non
     )
     run = [sys.executable, "-c", code]
     assert (
-        stack.form.name == "user"
+        stack.xattr_namespace.name == "user"
         or subprocess.run(run, capture_output=True, text=True, check=True).stdout == "busy\n"
     )
     stack.store.close()
@@ -254,7 +259,7 @@ def test_what_a_crash_left_is_swept_at_open_and_published_versions_stay_openable
     assert len(stack.layer_dirs()) == 2
 
 
-@on_a_stack({**BASE}, forms=("trusted",))
+@on_a_stack({**BASE}, namespaces=("trusted",))
 def test_a_base_on_a_read_only_mount_of_its_own_is_copied_never_linked(stack: Stack) -> None:
     stack.store.close()
     outside = f"{stack.folder}/cache"
@@ -279,7 +284,7 @@ def test_a_base_on_a_read_only_mount_of_its_own_is_copied_never_linked(stack: St
     stack.store.update_file("l2/x", lambda old: b"x", owner="o", request_id="r")
 
 
-@on_a_stack({"f": "base\n"}, forms=("trusted",))
+@on_a_stack({"f": "base\n"}, namespaces=("trusted",))
 def test_a_full_disk_refuses_the_publish_keeps_head_and_work_and_lets_it_pass_later(stack: Stack) -> None:
     with stack.on_a_small_disk({"big": b"\0" * (2 << 20), "moved/big": b"\1" * (1 << 20)}, size_mib=6) as (
         inner,
@@ -556,10 +561,13 @@ def test_a_store_inside_its_workspace_or_around_it_is_refused_and_nothing_is_mad
             f"{short_dir}/{store}",
             workspace_root=f"{short_dir}/{workspace}",
             base_root_hash="0" * 64,
-            form=FORMS["user"],
+            xattr_namespace=XATTR_NAMESPACES["user"],
         )
     assert caught.value.reason == "store_in_workspace"
     assert os.listdir(f"{short_dir}/w") == [] and sorted(os.listdir(short_dir)) == ["link", "w"]
     Store.create(
-        f"{short_dir}/w-store", workspace_root=f"{short_dir}/w", base_root_hash="0" * 64, form=FORMS["user"]
+        f"{short_dir}/w-store",
+        workspace_root=f"{short_dir}/w",
+        base_root_hash="0" * 64,
+        xattr_namespace=XATTR_NAMESPACES["user"],
     )

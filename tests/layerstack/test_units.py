@@ -460,7 +460,7 @@ LEVELDB: Base = {
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_a_directory_in_the_place_of_a_helper_is_not_lost_with_the_helper(whose: str) -> None:
-    @on_a_stack(LEVELDB, forms=("trusted",))
+    @on_a_stack(LEVELDB, namespaces=("trusted",))
     def body(stack: Stack) -> None:
         writer, other = stack.session(), stack.session()
         put(writer.at("db/000003.log"), "3 and more\n")
@@ -483,7 +483,7 @@ def test_an_ignored_unit_whose_directory_the_head_removed_comes_back_whole(above
             ".gitignore": f"{above}/\n",
             **{path.replace("db", place, 1): text for path, text in LEVELDB.items()},
         },
-        forms=("trusted",),
+        namespaces=("trusted",),
     )
     def body(stack: Stack) -> None:
         a, b = stack.session(), stack.session()
@@ -511,7 +511,7 @@ def test_an_ignored_unit_whose_directory_the_head_removed_comes_back_whole(above
         "r/.git/objects": None,
         "r/.git/refs/heads/main": "0" * 40 + "\n",
     },
-    forms=("trusted",),
+    namespaces=("trusted",),
 )
 def test_a_repository_that_the_head_renamed_and_ours_added_to_is_one_conflict(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
@@ -541,7 +541,7 @@ def test_a_repository_below_a_directory_that_is_called_objects_or_refs_is_a_unit
     each other's objects away.
     """
 
-    @on_a_stack({f"{place}/{path}": text for path, text in BARE.items()}, forms=("trusted",))
+    @on_a_stack({f"{place}/{path}": text for path, text in BARE.items()}, namespaces=("trusted",))
     def body(stack: Stack) -> None:
         a, b = stack.session(), stack.session()
         put(a.at(f"{place}/{theirs}"), "1" * 40 + "\n")
@@ -560,7 +560,7 @@ def test_a_repository_below_a_directory_that_is_called_objects_or_refs_is_a_unit
         "data/refs/b": "b\n",
         "data/index": "a\n",
     },
-    forms=("trusted",),
+    namespaces=("trusted",),
 )
 def test_directories_that_are_called_as_in_a_repository_are_none(stack: Stack) -> None:
     a, b = stack.session(), stack.session()

@@ -44,7 +44,7 @@ def test_a_write_whose_file_another_session_publishes_meanwhile_is_done_again_on
     assert stack.shows()["f"] == TEXT.replace("line 3\n", "line three\n").replace("line 15\n", "")
 
 
-@on_a_stack({"f": TEXT}, forms=("trusted",))
+@on_a_stack({"f": TEXT}, namespaces=("trusted",))
 def test_a_write_keeps_setuid_and_file_capabilities(stack: Stack) -> None:
     a = stack.session()
     put(a.at("tool"), "old\n")
@@ -77,7 +77,7 @@ def test_work_written_after_a_publish_that_was_not_synced_is_not_lost(stack: Sta
     assert stack.shows()["x"] == "1\n" and os.listdir(f"{stack.root}/sessions") == []
 
 
-@on_a_stack({"f": TEXT}, forms=("trusted",))
+@on_a_stack({"f": TEXT}, namespaces=("trusted",))
 def test_writing_over_a_huge_file_reads_no_more_of_it_than_asked(stack: Stack) -> None:
     os.truncate(f"{stack.base}/f", 1 << 40)
     seen: list[bytes | None] = []

@@ -35,7 +35,7 @@ def size(stack: Stack) -> int:
     return sum(os.stat(f"{folder}/{name}").st_size for name in os.listdir(folder))
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_the_files_of_versions_grow_with_the_layers_and_not_with_their_square(stack: Stack) -> None:
     publish(stack, 30)
     few = size(stack)
@@ -63,7 +63,7 @@ def as_of_before(stack: Stack) -> dict[int, Manifest]:
     return kept
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_store_of_before_is_opened_read_squashed_and_written_to(stack: Stack) -> None:
     publish(stack, 3)
     stack.store.pin_version(2)
@@ -94,7 +94,7 @@ def test_a_store_of_before_is_opened_read_squashed_and_written_to(stack: Stack) 
     stack.store = Store.open(stack.root)
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_version_whose_file_names_another_layer_is_set_apart_and_named(stack: Stack) -> None:
     publish(stack, 3)
     stack.store.close()
@@ -125,7 +125,7 @@ def lose(path: str, size: int) -> None:
         file.truncate(size)
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_versions_whose_bytes_a_power_cut_took_are_read_from_the_head_and_written_again(stack: Stack) -> None:
     publish(stack, 2)
     stack.store.squash()  # 2 is closed; 3 and 4 have the layer that was folded
@@ -159,7 +159,7 @@ def test_versions_whose_bytes_a_power_cut_took_are_read_from_the_head_and_writte
     assert len(stack.store.squash().blocks) == 1, "nothing is set apart, so that it may fold"
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_lost_versions_can_be_opened_where_the_disk_lets_no_file_be_written(stack: Stack) -> None:
     publish(stack, 2)
     tree = stack.shows(2)
@@ -218,7 +218,7 @@ def watched(patch: pytest.MonkeyPatch) -> Syncs:
     return seen
 
 
-@on_a_stack(BASE, forms=("trusted",))
+@on_a_stack(BASE, namespaces=("trusted",))
 def test_a_publish_of_one_file_waits_for_no_more_than_the_layer_and_the_head_need(stack: Stack) -> None:
     for orderly, most in ((True, 1), (False, 11)):
         session = stack.session()

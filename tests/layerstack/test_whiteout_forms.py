@@ -47,7 +47,7 @@ def seen(view: str) -> dict[str, str]:
 def hide(stack: Stack, full: str) -> None:
     """A whiteout that is a plain file."""
     put(full, b"")
-    os.setxattr(full, stack.form.whiteout, b"y")
+    os.setxattr(full, stack.xattr_namespace.whiteout, b"y")
 
 
 def laid(stack: Stack) -> Session:
@@ -60,15 +60,15 @@ def laid(stack: Stack) -> Session:
     for name in ("d", "e", "e/deep"):
         os.makedirs(f"{upper}/{name}", exist_ok=True)
         os.chmod(f"{upper}/{name}", stat.S_IMODE(os.stat(f"{stack.base}/{name}").st_mode))
-        os.setxattr(f"{upper}/{name}", stack.form.opaque, b"x")
+        os.setxattr(f"{upper}/{name}", stack.xattr_namespace.opaque, b"x")
     hide(stack, f"{upper}/d/a")
     hide(stack, f"{upper}/d/nothing")  # over a name that is not there
     hide(stack, f"{upper}/e/deep/h")
     hide(stack, f"{upper}/f")  # in a directory without the mark
     put(f"{upper}/d/full", "not empty, so a file\n")
-    os.setxattr(f"{upper}/d/full", stack.form.whiteout, b"y")
+    os.setxattr(f"{upper}/d/full", stack.xattr_namespace.whiteout, b"y")
     put(f"{upper}/d/mine", b"")
-    os.setxattr(f"{upper}/d/mine", stack.form.escaped + "whiteout", b"user's own")
+    os.setxattr(f"{upper}/d/mine", stack.xattr_namespace.escaped + "whiteout", b"user's own")
     os.rename(f"{upper}/new", f"{upper}/e/moved")
     a.mount()
     return a
@@ -85,7 +85,7 @@ def test_what_the_kernel_shows_of_whiteouts_that_are_plain_files_is_what_is_publ
         and view["d/b"] == "b\n"
         and view["e/deep"] == "/"
     )
-    assert os.getxattr(a.at("d/mine"), stack.form.whiteout) == b"user's own"
+    assert os.getxattr(a.at("d/mine"), stack.xattr_namespace.whiteout) == b"user's own"
     a.umount()
     foreseen = a.upper.preview()
     done = a.publish()
@@ -97,7 +97,7 @@ def test_what_the_kernel_shows_of_whiteouts_that_are_plain_files_is_what_is_publ
         assert stat.S_ISCHR(status.st_mode) and status.st_rdev == 0, path
     assert not os.path.lexists(f"{layer}/d/nothing")
     with stack.mounted() as mounted:
-        assert os.getxattr(f"{mounted}/d/mine", stack.form.whiteout) == b"user's own"
+        assert os.getxattr(f"{mounted}/d/mine", stack.xattr_namespace.whiteout) == b"user's own"
     for session in stack.sessions:
         session.umount()
     stack.store.close()

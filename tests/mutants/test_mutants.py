@@ -42,7 +42,7 @@ def test_a_run_tells_a_mutant_that_is_noticed_from_one_that_changes_nothing() ->
     wrong = Mutant(
         "w",
         "layerstack/kernel/whiteout.py",
-        'return get_overlay_xattr(path, form.opaque) == b"x"',
+        'return get_overlay_xattr(path, xattr_namespace.opaque) == b"x"',
         "return False",
         "none is found",
         (CHEAP,),
@@ -50,8 +50,8 @@ def test_a_run_tells_a_mutant_that_is_noticed_from_one_that_changes_nothing() ->
     equal = Mutant(
         "e",
         "layerstack/kernel/whiteout.py",
-        'return get_overlay_xattr(path, form.opaque) == b"x"',
-        'return b"x" == get_overlay_xattr(path, form.opaque)',
+        'return get_overlay_xattr(path, xattr_namespace.opaque) == b"x"',
+        'return b"x" == get_overlay_xattr(path, xattr_namespace.opaque)',
         "",
         (CHEAP,),
     )

@@ -160,10 +160,10 @@ def enter(root: str) -> str | None:
     from layerstack.kernel import records
 
     try:
-        form = records.read(f"{root}/workspace.json").get("form")
+        namespace = records.read(f"{root}/workspace.json").get("form")
     except (LayerStackError, OSError):
         return None
-    if form != "user" or os.geteuid() == 0 == os.stat(f"{root}/workspace.json").st_uid:
+    if namespace != "user" or os.geteuid() == 0 == os.stat(f"{root}/workspace.json").st_uid:
         return None
     owner = os.stat(f"{root}/workspace.json")
     try:
