@@ -21,9 +21,10 @@ from layerstack.model.resolution import NOTHING_UNRESOLVED, REFUSE, Choice, Reso
 from layerstack.publish import build_logs
 from layerstack.publish.build_times import HeadTimes, Standing, published_at, survey
 from layerstack.publish.edits import Edit, Write
+from layerstack.publish.kept_sides import ChosenSides
 from layerstack.publish.publish import apply, describe, is_touched, recapture
 from layerstack.publish.resolve import MergePlan, plan
-from layerstack.publish.take_sides import ChosenSides, Taken, take_sides, unit_sides
+from layerstack.publish.take_sides import Taken, take_sides, unit_sides
 from layerstack.publish.three_trees import Meeting, Trees
 from layerstack.session.checkpoints import Checkpoint
 from layerstack.session.folder import CARRIED
