@@ -155,6 +155,26 @@ class LineSocket:
                 while taken < LINGER_BYTES and (chunk := await self._loop.sock_recv(self.socket, CHUNK)):
                     taken += len(chunk)
 
+    async def closed(self) -> None:
+        """Wait until the peer has closed its end or the connection broke. Bytes that it sends are
+        discarded."""
+        ended: asyncio.Future[None] = self._loop.create_future()
+        self.watch(lambda: self._discard(ended))
+        try:
+            await ended
+        finally:
+            self.unwatch()
+
+    def _discard(self, ended: asyncio.Future[None]) -> None:
+        try:
+            over = not self.socket.recv(CHUNK)
+        except BlockingIOError:
+            over = False
+        except OSError:
+            over = True
+        if over and not ended.done():
+            ended.set_result(None)
+
     def at_rest(self) -> bool:
         """Tell whether nothing was received and the peer has not closed."""
         if self.pending:

@@ -133,7 +133,7 @@ class ClientConnection:
         """Get the answer to a request; its progress is sent before the reply."""
         wants_progress = request.transport.get(protocol.STREAM_LOGS_KEY) is True
         progress = ProgressSender(self._line) if wants_progress else None
-        caller.answer_on(self._line.socket)
+        caller.answer_on(self._line.socket, self._line.closed)
         try:
             return _encoded(await self._answer(request, _no_progress if progress is None else progress.put))
         finally:

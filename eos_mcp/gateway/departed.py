@@ -9,7 +9,6 @@ becomes drafts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,8 +18,6 @@ from eos_mcp.config.log import log
 from eos_mcp.requests import caller
 
 GRACE_S = 10.0
-ASK_S = 0.25
-"""Seconds between two checks of the connection of a client."""
 CLIENTS, COMMANDS = 256, 256
 """Most clients, and newest commands of each, that are remembered."""
 DETACH = "detach"
@@ -64,19 +61,27 @@ class DepartedClients:
             raise OperationError(INVALID_REQUEST, message, {"argument": "client"}, reason="bad_argument")
         self._held[name] += 1
         try:
-            while not self._stopped.is_set() and not caller.is_gone(half=True):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopped.wait(), ASK_S)
+            await self._until_closed()
         finally:
             self._held[name] -= 1
             if not self._held[name]:
                 del self._held[name]
-        if self._stopped.is_set():  # the gateway ends: clients meet the next one, and commands go on
+        if self._stopped.is_set():  # the gateway ends: clients find the next one, and commands keep running
             return {"client": name}
         task = asyncio.get_running_loop().create_task(self._end(name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return {"client": name}
+
+    async def _until_closed(self) -> None:
+        """Wait until the client has closed its connection, or until `stop`."""
+        ends = [asyncio.ensure_future(one) for one in (caller.wait_closed(), self._stopped.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in ends:
+                one.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
 
     @property
     def holding(self) -> int:

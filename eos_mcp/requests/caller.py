@@ -4,32 +4,47 @@ part when the client has left.
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-
-_hung_up: ContextVar[Callable[[bool], bool] | None] = ContextVar("eos_caller_hung_up", default=None)
-
-
-def answer_on(connected: socket.socket) -> None:
-    """Remember `connected` as the client of the current task and of the tasks and threads that it starts."""
-
-    def hung_up(half: bool) -> bool:
-        try:
-            poll = select.poll()
-            # POLLHUP and POLLERR are always reported; an end of input may be a client that sends no more
-            poll.register(connected, select.POLLRDHUP if half else 0)
-            return bool(poll.poll(0))
-        except (OSError, ValueError):
-            return True
-
-    _hung_up.set(hung_up)
+from typing import NamedTuple
 
 
-def is_gone(*, half: bool = False) -> bool:
-    """Return True when the client has closed its connection; False outside a request. Over TCP this shows
-    only after data was sent to it, unless `half`: then a closed direction counts.
+class _Caller(NamedTuple):
+    connected: socket.socket
+    closed: Callable[[], Awaitable[None]]
+
+
+_caller: ContextVar[_Caller | None] = ContextVar("eos_caller", default=None)
+
+
+def answer_on(connected: socket.socket, closed: Callable[[], Awaitable[None]]) -> None:
+    """Remember `connected` as the client of the current task and of the tasks and threads that it starts.
+
+    Args:
+        closed: returns when the client has closed its end; called in the event loop.
     """
-    asked = _hung_up.get()
-    return asked is not None and asked(half)
+    _caller.set(_Caller(connected, closed))
+
+
+def is_gone() -> bool:
+    """Return True when the client has closed its connection; False outside a request. Over TCP this shows
+    only after data was sent to it: an end of input alone may be a client that sends no more.
+    """
+    found = _caller.get()
+    if found is None:
+        return False
+    try:
+        poll = select.poll()
+        poll.register(found.connected, 0)  # POLLHUP and POLLERR are always reported
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return True
+
+
+async def wait_closed() -> None:
+    """Wait until the client has closed its end, of input too; outside a request for ever."""
+    found = _caller.get()
+    await (asyncio.get_running_loop().create_future() if found is None else found.closed())
