@@ -22,6 +22,7 @@ from eos_agent.observe.sampler import Sampler
 from eos_agent.observe.snapshot import snapshot
 from eos_agent.observe.topology import topology
 from eos_agent.observe.trace import trace
+from eos_agent.serve import export_stream
 from eos_agent.serve.read_several import read_several
 from eos_agent.sessions import checkpoint, diff_session, file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
@@ -32,7 +33,7 @@ from eos_agent.wire.arguments import check_arguments
 from eos_agent.wire.encoding import bytes_of, encoding_of
 from eos_agent.wire.operations import INTERNAL_NAMES, find
 from eos_agent.wire.operations_observe import OBSERVABILITY
-from eos_agent.wire.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
+from eos_agent.wire.protocol import UNKNOWN_OP, OperationError, Request
 
 if TYPE_CHECKING:
     from layerstack.export.stream import FileRange
@@ -184,7 +185,7 @@ class Handlers:
             with telemetry.span("layerstack.squash"), telemetry.Phases(telemetry.SQUASHING):
                 return await self.squashes.perform()
         if request.op == "export_stream":
-            return Stream(self._export(request.args))
+            return self._export(request.args)
         operation, handler = find(request.op), self._table.get(request.op)
         if operation is None or handler is None:
             raise OperationError(
@@ -306,86 +307,11 @@ class Handlers:
         self.sessions.forget_draft(draft_id)
         return {"draft_id": draft_id, "discarded": True, "bytes": size}
 
-    def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes | FileRange]:
-        """The flattened delta of a version (default: the head) as a tar, from byte `offset` on; contract
-        section 10.
-        """
-        numbers: dict[str, int | None] = {}
-        for name in ("version", "offset"):
-            value = args.get(name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise OperationError(
-                    INVALID_REQUEST,
-                    f"{name} must be a number from 0",
-                    {"argument": name},
-                    reason="wrong_type",
-                )
-            numbers[name] = value
-        span = telemetry.span("layerstack.export", offset=numbers["offset"] or 0)
-        given = (
-            numbers["version"],
-            numbers["offset"] or 0,
-            args.get("xattrs") is True,
-            args.get("digests") is True,
-            args.get("earlier") is True,
-            args.get("sparse") is True,
-            args.get("base") is True,
-            args.get("runs") is True,
-            args.get("outputs") is True,
-        )
-        return self._export_pieces(*given, span)
-
-    async def _export_pieces(
-        self,
-        version: int | None,
-        offset: int,
-        xattrs: bool,
-        by_digests: bool,
-        older: bool,
-        holes: bool,
-        base: bool,
-        runs: bool,
-        outputs: bool,
-        span: telemetry.Span | telemetry.Nothing,
-    ) -> AsyncGenerator[bytes | FileRange]:
-        from layerstack.core.layer_times import outputs_of
-        from layerstack.export import stream
-        from layerstack.layers import index_cursor
-
-        broken: BaseException | None = None
-        try:
-            lease = self.store.lease(version)  # held while the stream is read
-            with telemetry.within(span):
-                snapshot = await self.exports.run(lease.__enter__)
-            digests: index_cursor.Digests | None = None
-            try:
-                live = list(self.sessions.live)
-                digests = index_cursor.Digests(self.store.root) if by_digests else None
-                earlier = snapshot.earlier if older else None
-                pieces = stream.stream(
-                    snapshot,
-                    live_workspace_sessions=live,
-                    offset=offset,
-                    xattrs=xattrs,
-                    digests=digests,
-                    earlier=earlier,
-                    holes=holes,
-                    base=base,
-                    root=self.store.root if runs else None,
-                    outputs=outputs_of(self.store, snapshot) if outputs else None,
-                )
-                while piece := await self.exports.run(lambda: next(pieces, b"")):
-                    yield piece
-            finally:
-                if digests is not None:
-                    digests.close()
-                with telemetry.within(span):
-                    await self.exports.run(lambda: lease.__exit__(None, None, None))
-        except BaseException as error:
-            broken = error
-            raise
-        finally:
-            span.end(broken)
+    def _export(self, args: dict[str, Any]) -> Stream:
+        """The internal operation export_stream, for export_changes."""
+        given = export_stream.arguments_of(args)
+        span = telemetry.span("layerstack.export", offset=given.offset)
+        return Stream(export_stream.export_pieces(self.sessions, self.exports, given, span))
 
     # Events without a request
 
