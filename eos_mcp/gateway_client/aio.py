@@ -14,27 +14,24 @@ import select
 import socket
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import anyio
 from anyio import to_thread
 
 from eos_agent.wire.protocol import (
-    CLIENT_KEY,
     CONNECTION_ERROR,
-    GATEWAY_TOKEN_KEY,
-    STREAM_LOGS_KEY,
     UNAUTHORIZED,
     OperationError,
-    encode_request,
     is_error,
     new_request_id,
 )
 from eos_mcp.config import token_file
 from eos_mcp.gateway_client import faults, sync
 from eos_mcp.gateway_client.faults import NoReply
-from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply
+from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply, encode_line
 
 Progress = Callable[[str], Awaitable[None]]
 
@@ -42,8 +39,20 @@ _CHUNK = 256 * 1024
 _STARTERS = 4  # threads that may wait for a gateway to be started
 
 
-class ToolGateway(Protocol):
-    """The interface to which tools send their requests."""
+class GatewayRequest(NamedTuple):
+    """One request of a tool to the gateway."""
+
+    op: str
+    args: Mapping[str, Any]
+    sandbox_id: str | None
+    """None: an operation of the gateway or its manager."""
+    request_id: str
+    timeout_s: float
+    on_progress: Progress | None = None
+
+
+class ToolGateway(ABC):
+    """The gateway as tools see it."""
 
     async def request(
         self,
@@ -60,10 +69,14 @@ class ToolGateway(Protocol):
         Raises:
             OperationError: connection_error, protocol_error, config_error, request_too_large.
         """
-        ...
+        return await self.perform(GatewayRequest(op, args, sandbox_id, request_id, timeout_s, on_progress))
+
+    @abstractmethod
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+        """Perform `request`."""
 
 
-class GatewayClient:
+class GatewayClient(ToolGateway):
     """Client of this user's gateway, or of the gateway that the command line names.
 
     The gateway is looked up at the first call: an MCP server whose gateway cannot be found still starts, and
@@ -77,51 +90,39 @@ class GatewayClient:
         self._client = secrets.token_hex(8)
         self._held: socket.socket | None = None
 
-    async def request(
-        self,
-        op: str,
-        args: Mapping[str, Any],
-        *,
-        sandbox_id: str | None,
-        request_id: str,
-        timeout_s: float,
-        on_progress: Progress | None = None,
-    ) -> dict[str, Any]:
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
         started = time.monotonic()
         settings = self._settings or sync.discover(endpoint=self._endpoint, token=self._token)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(request.timeout_s):
                 # Encode before connecting: the connect wakes the gateway, which then finds the line.
-                line = _line(
-                    op, args, sandbox_id, request_id, settings.token, on_progress is not None, self._client
-                )
-                if op == "exec_command" and "workspace_session_id" not in args:
+                line = self._line(request, settings.token)
+                if request.op == "exec_command" and "workspace_session_id" not in request.args:
                     await self._hold(settings)
                 with await self._connect(settings) as sock:
                     self._settings = settings
                     if settings.token is None:  # a gateway that was just started has made its token
-                        token, streams = token_file.read(), on_progress is not None
-                        line = _line(op, args, sandbox_id, request_id, token, streams, self._client)
-                    reply = await _exchange(sock, line, on_progress)
+                        line = self._line(request, token_file.read())
+                    reply = await _exchange(sock, line, request.on_progress)
             if is_error(reply) and reply["error"].get("kind") == UNAUTHORIZED:
                 self._settings = None  # the token file may have been replaced: read it again at the next call
             return reply
         except TimeoutError:
-            waited = time.monotonic() - started
-            details = {"timeout_s": timeout_s, "retryable": False, "request_id": request_id}
-            details["hint"] = (
-                "the operation may still be running: check before you repeat it, or start the server with a "
-                "larger --timeout-s"
-            )
-            raise OperationError(
-                CONNECTION_ERROR,
-                f"no answer from the gateway within {waited:.0f} s",
-                details,
-                reason="timeout",
-            ) from None
+            raise _late(request, time.monotonic() - started) from None
         except (OSError, NoReply) as error:
-            this = faults.GatewayCall(str(settings.endpoint), op, request_id, of_server=True)
+            this = faults.GatewayCall(str(settings.endpoint), request.op, request.request_id, of_server=True)
             raise this.error(error) from None
+
+    def _line(self, request: GatewayRequest, token: str | None) -> bytes:
+        return encode_line(
+            request.op,
+            request.args,
+            sandbox_id=request.sandbox_id,
+            request_id=request.request_id,
+            token=token,
+            stream_logs=request.on_progress is not None,
+            client=self._client,
+        )
 
     async def _hold(self, settings: sync.GatewaySettings) -> None:
         """Keep a connection by which the gateway notices the end of this process (`gateway.departed`)."""
@@ -132,10 +133,8 @@ class GatewayClient:
         self._held = held = await self._connect(settings)
         weakref.finalize(self, held.close)
         token = settings.token if settings.token is not None else token_file.read()
-        line = _line(
-            "hold_client", {"client": self._client}, None, new_request_id(), token, False, self._client
-        )
-        await asyncio.get_running_loop().sock_sendall(self._held, line)
+        request = GatewayRequest("hold_client", {"client": self._client}, None, new_request_id(), 0)
+        await asyncio.get_running_loop().sock_sendall(self._held, self._line(request, token))
 
     async def _connect(self, settings: sync.GatewaySettings) -> socket.socket:
         endpoint = settings.endpoint
@@ -167,24 +166,16 @@ def _is_closed(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _line(
-    op: str,
-    args: Mapping[str, Any],
-    sandbox_id: str | None,
-    request_id: str,
-    token: str | None,
-    stream_logs: bool,
-    client: str,
-) -> bytes:
-    siblings: dict[str, Any] = {} if token is None else {GATEWAY_TOKEN_KEY: token}
-    siblings[STREAM_LOGS_KEY] = stream_logs
-    if op == "exec_command":
-        siblings[CLIENT_KEY] = client
-    line = encode_request(
-        op, sync.with_caller(op, args), request_id=request_id, sandbox_id=sandbox_id, **siblings
-    )
-    faults.check_length(line)
-    return line
+def _late(request: GatewayRequest, waited_s: float) -> OperationError:
+    details = {
+        "timeout_s": request.timeout_s,
+        "retryable": False,
+        "request_id": request.request_id,
+        "hint": "the operation may still be running: check before you repeat it, or start the server with a "
+        "larger --timeout-s",
+    }
+    message = f"no answer from the gateway within {waited_s:.0f} s"
+    return OperationError(CONNECTION_ERROR, message, details, reason="timeout")
 
 
 async def _exchange(sock: socket.socket, line: bytes, on_progress: Progress | None) -> dict[str, Any]:

@@ -8,9 +8,7 @@ import errno
 
 from eos_agent.wire.protocol import (
     CONNECTION_ERROR,
-    MAX_LINE_BYTES,
     PROTOCOL_ERROR,
-    REQUEST_TOO_LARGE,
     OperationError,
 )
 from eos_mcp.config import paths
@@ -97,18 +95,3 @@ class GatewayCall(NamedTuple):
         kind, reason = failure.fault.server if self.of_server else failure.fault.program
         text = failure.fault.text.format(endpoint=self.endpoint, found=failure.found, log=paths.log_path())
         return OperationError(kind, text, details, reason=reason)
-
-
-def check_length(line: bytes) -> None:
-    """Check that a request fits into one line.
-
-    Raises:
-        OperationError: request_too_large.
-    """
-    if len(line) > MAX_LINE_BYTES:
-        raise OperationError(
-            REQUEST_TOO_LARGE,
-            f"the request has {len(line)} bytes, at most {MAX_LINE_BYTES} fit",
-            {"limit": MAX_LINE_BYTES},
-            reason="request_too_large",
-        )

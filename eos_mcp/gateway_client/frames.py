@@ -1,5 +1,5 @@
-"""Parse what the gateway sends on a connection: progress frames, one per line, then the reply. Standard
-library only.
+"""Encode the line of a request to the gateway, and parse what it sends: progress frames, one per line, then
+the reply. Standard library only.
 
 A progress frame is `cli_log("...")` with a JSON string; the first other line is the reply, a JSON object.
 """
@@ -7,6 +7,8 @@ A progress frame is `cli_log("...")` with a JSON string; the first other line is
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 
 from eos_agent.wire import protocol
 
@@ -57,6 +59,53 @@ class ReplyParser:
         self._searched = 0
         message = _progress_message(line)
         return message if message is not None else _reply(line)
+
+
+def encode_line(
+    op: str,
+    args: Mapping[str, Any],
+    *,
+    sandbox_id: str | None,
+    request_id: str,
+    token: str | None,
+    stream_logs: bool,
+    client: str | None = None,
+) -> bytes:
+    """Encode a request as one line.
+
+    Args:
+        stream_logs: progress frames are wanted.
+        client: id under which the gateway remembers commands of a client (`eos_mcp.gateway.departed`).
+    Raises:
+        OperationError: request_too_large.
+    """
+    transport: dict[str, Any] = {} if token is None else {protocol.GATEWAY_TOKEN_KEY: token}
+    transport[protocol.STREAM_LOGS_KEY] = stream_logs
+    if op == "exec_command" and client is not None:
+        transport[protocol.CLIENT_KEY] = client
+    line = protocol.encode_request(
+        op, _with_caller(op, args), request_id=request_id, sandbox_id=sandbox_id, **transport
+    )
+    if len(line) > protocol.MAX_LINE_BYTES:
+        raise protocol.OperationError(
+            protocol.REQUEST_TOO_LARGE,
+            f"the request has {len(line)} bytes, at most {protocol.MAX_LINE_BYTES} fit",
+            {"limit": protocol.MAX_LINE_BYTES},
+            reason="request_too_large",
+        )
+    return line
+
+
+def _with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the caller's PATH to `create_sandbox`: a sandbox without a container passes it to its commands, and
+    the gateway's own PATH may differ.
+    """
+    path = os.environ.get("PATH")
+    return (
+        {**args, "caller_path": path}
+        if op == "create_sandbox" and path and "caller_path" not in args
+        else dict(args)
+    )
 
 
 def progress_frame(message: str) -> bytes:

@@ -19,7 +19,7 @@ from eos_agent.wire.protocol import CONFIG_ERROR, CONNECTION_ERROR, OperationErr
 from eos_mcp.config import paths, token_file
 from eos_mcp.gateway_client import faults
 from eos_mcp.gateway_client.faults import NoReply
-from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply
+from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply, encode_line
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
 if TYPE_CHECKING:
@@ -151,16 +151,14 @@ def call(
     this = faults.GatewayCall(str(settings.endpoint), op, request_id, of_server=False)
     with connect(settings, timeout_s=timeout_s) as connection:
         token = settings.token if settings.token is not None else token_file.read()
-        transport: dict[str, Any] = {} if token is None else {protocol.GATEWAY_TOKEN_KEY: token}
-        transport[protocol.STREAM_LOGS_KEY] = on_progress is not None
-        line = protocol.encode_request(
+        line = encode_line(
             op,
-            with_caller(op, args),
-            request_id=request_id,
+            args,
             sandbox_id=sandbox_id,
-            **transport,
+            request_id=request_id,
+            token=token,
+            stream_logs=on_progress is not None,
         )
-        faults.check_length(line)
         sent: OSError | None = None
         try:
             connection.sendall(line)
@@ -170,18 +168,6 @@ def call(
             return _receive(connection, on_progress)
         except (OSError, NoReply) as error:
             raise this.error(sent or error) from None
-
-
-def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the caller's PATH to `create_sandbox`: a sandbox without a container passes it to its commands, and
-    the gateway's own PATH may differ.
-    """
-    path = os.environ.get("PATH")
-    return (
-        {**args, "caller_path": path}
-        if op == "create_sandbox" and path and "caller_path" not in args
-        else dict(args)
-    )
 
 
 def bind_unix(path: str) -> socket.socket:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 if __name__ == "__main__":
@@ -23,6 +22,7 @@ if __name__ == "__main__":
 
 from eos_agent.wire.operation import Argument, Operation
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+from eos_mcp.gateway_client.aio import GatewayRequest, ToolGateway
 from eos_mcp.mcp.server_identity import identity
 from eos_mcp.mcp.server_options import ServerOptions
 
@@ -48,25 +48,17 @@ OPERATIONS = (
 )
 
 
-class FixtureGateway:
+class FixtureGateway(ToolGateway):
     """Gateway that does what the tool's name says; reports each begin and cancellation on standard error."""
 
     def __init__(self) -> None:
         self.limiter: Any = None
 
-    async def request(
-        self,
-        op: str,
-        args: Mapping[str, Any],
-        *,
-        sandbox_id: str | None,
-        request_id: str,
-        timeout_s: float,
-        on_progress: Callable[[str], Awaitable[None]] | None = None,
-    ) -> dict[str, Any]:
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
         import anyio
         from anyio import to_thread
 
+        op, args = request.op, request.args
         if op == "fast":
             return {"text": args["text"]}
         if op == "slow":

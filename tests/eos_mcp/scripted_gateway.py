@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import anyio
@@ -11,6 +11,7 @@ from mcp.client.client import ConnectMode
 from mcp.types import CallToolResult, Implementation, TextContent
 
 from eos_agent.wire.protocol import OperationError
+from eos_mcp.gateway_client.aio import GatewayRequest, ToolGateway
 from eos_mcp.mcp import app
 from eos_mcp.mcp.server_options import ServerOptions
 
@@ -32,28 +33,29 @@ Reply = (
 )
 
 
-class ScriptedGateway:
+class ScriptedGateway(ToolGateway):
     """Gateway that answers each operation with the test's reply, and keeps the requests."""
 
     def __init__(self, **replies: Reply) -> None:
         self.replies, self.asked = replies, list[Asked]()
 
-    async def request(
-        self,
-        op: str,
-        args: Mapping[str, Any],
-        *,
-        sandbox_id: str | None,
-        request_id: str,
-        timeout_s: float,
-        on_progress: Callable[[str], Awaitable[None]] | None = None,
-    ) -> dict[str, Any]:
-        self.asked.append(Asked(op, dict(args), sandbox_id, request_id, timeout_s, on_progress is not None))
-        reply = self.replies[op]
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+        streams = request.on_progress is not None
+        self.asked.append(
+            Asked(
+                request.op,
+                dict(request.args),
+                request.sandbox_id,
+                request.request_id,
+                request.timeout_s,
+                streams,
+            )
+        )
+        reply = self.replies[request.op]
         if isinstance(reply, Exception):
             raise reply
         if callable(reply):
-            return await reply(on_progress)
+            return await reply(request.on_progress)
         return reply
 
 

@@ -7,7 +7,6 @@ import os
 import random
 import struct
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from eos_agent.files.mounted import perform_in_mount
 from eos_agent.wire.protocol import OperationError
+from eos_mcp.gateway_client.aio import GatewayRequest, ToolGateway
 from eos_mcp.mcp import media
 from eos_mcp.mcp.server_options import EOS, SANDBOX, ServerOptions
 from eos_mcp.mcp.tools import Tools
@@ -53,25 +53,16 @@ def read(folder: Path, path: str) -> tuple[dict[str, Any], int]:
     return anyio.run(whole), len(calls)
 
 
-class PlainGateway:
+class PlainGateway(ToolGateway):
     """Reads files of a directory, with the agent's operation."""
 
     def __init__(self, root: str) -> None:
         self._root = root
 
-    async def request(
-        self,
-        op: str,
-        args: Mapping[str, Any],
-        *,
-        sandbox_id: str | None,
-        request_id: str,
-        timeout_s: float,
-        on_progress: Any = None,
-    ) -> dict[str, Any]:
-        assert (op, sandbox_id) == ("file_read", "s")
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+        assert (request.op, request.sandbox_id) == ("file_read", "s")
         try:
-            return perform_in_mount("read", self._root, {"offset": 1, "limit": 2000, **args})[0]
+            return perform_in_mount("read", self._root, {"offset": 1, "limit": 2000, **request.args})[0]
         except OperationError as error:
             return error.envelope()
 
