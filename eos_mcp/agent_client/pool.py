@@ -74,11 +74,13 @@ class Pooled(NamedTuple):
 
 
 class AgentPool:
-    """The connections of one gateway, which sets `targets` before the first request."""
+    """The connections of one gateway."""
 
-    targets: Targets
-
-    def __init__(self) -> None:
+    def __init__(self, targets: Targets) -> None:
+        """`targets` gives the present address of a sandbox's agent. Each request asks for it, since a
+        restarted container has other ports.
+        """
+        self._targets = targets
         self._idle: dict[str, list[Pooled]] = {}
         self._reaching: dict[str, asyncio.Lock] = {}
         self._seen: dict[str, float] = {}
@@ -205,7 +207,7 @@ class AgentPool:
 
     async def _connection(self, sandbox_id: str) -> tuple[LineSocket, AgentTarget]:
         """Return a connection on which the agent of the sandbox has answered."""
-        target = await self.targets(sandbox_id)
+        target = await self._targets(sandbox_id)
         kept = await self._kept(target)
         if kept is not None:
             return kept, target
@@ -229,7 +231,7 @@ class AgentPool:
             return target
         try:
             async with asyncio.timeout(LOOK_S):
-                found = await self.targets(target.sandbox_id, refresh=True)
+                found = await self._targets(target.sandbox_id, refresh=True)
         except TimeoutError:
             return target
         except OperationError as error:
@@ -249,7 +251,7 @@ class AgentPool:
         while True:
             # The first look-up is without a refresh: the previous holder of the lock may have found the
             # agent.
-            target = await self.targets(sandbox_id, refresh=tries > 0)
+            target = await self._targets(sandbox_id, refresh=tries > 0)
             try:
                 return await _open(target), target
             except NotThere as error:

@@ -11,11 +11,10 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eos_agent.wire import protocol
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import paths
 from eos_mcp.config.load import Config, ConfigError, load
 from eos_mcp.config.log import log
@@ -27,6 +26,9 @@ from eos_mcp.gateway.serve_options import ServeOptions
 from eos_mcp.gateway.server import GatewayServer
 from eos_mcp.gateway_client import sync
 from eos_mcp.gateway_client.sync import GatewayEndpoint
+
+if TYPE_CHECKING:
+    from eos_mcp.manager.manager import Manager
 
 PREDECESSOR_S = 20.0
 GRACE_S = 5.0
@@ -97,14 +99,13 @@ class _Life:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
-        forwarder = AgentPool()
         try:
-            manager = self.manager = _manager(self.settings, self.chosen.backend, forwarder)
+            manager = self.manager = _manager(self.settings, self.chosen.backend)
         except OSError as error:
             raise StartError(f"{error.strerror or error}: {error.filename}") from None
-        forwarder.targets = manager.target
         gateway = self.settings.gateway
-        router = Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
+        contract = gateway.results == "contract"
+        router = Router(manager, manager.forwarder, info=self._info, contract_results=contract)
         limit = self.chosen.max_connections or gateway.max_concurrent_connections
         departed = router.departed
         server = GatewayServer(
@@ -139,7 +140,6 @@ class _Life:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await manager.close()
-            forwarder.close()
         log("stopped", pid=os.getpid())
         return 0
 
@@ -202,11 +202,11 @@ class _Life:
         }
 
 
-def _manager(settings: Config, backend: str, forwarder: AgentPool) -> ManagerProtocol:
+def _manager(settings: Config, backend: str) -> Manager:
     from eos_mcp.manager.manager import Manager
 
     instance = settings.manager.docker.gateway_instance_id or ownership.instance_id()
-    return Manager(settings, paths.state_dir(), backend=backend, instance_id=instance, forwarder=forwarder)
+    return Manager(settings, paths.state_dir(), backend=backend, instance_id=instance)
 
 
 def _listeners(chosen: ServeOptions, bind_addr: str | None) -> list[Listener]:

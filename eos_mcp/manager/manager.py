@@ -65,13 +65,11 @@ class Manager:
     `close` last.
     """
 
-    def __init__(
-        self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: AgentPool
-    ) -> None:
+    def __init__(self, config: Config, state_dir: str, *, backend: str, instance_id: str) -> None:
         self.config = config
         self.state_dir = state_dir
         self.backend = backend
-        self.forwarder = forwarder
+        self.forwarder = AgentPool(self.target)
         cache = paths.cache_dir()
         self.bases = base.cache_dir(os.path.join(cache, "bases"))
         self.bundles = os.path.join(cache, "bundles")
@@ -102,7 +100,11 @@ class Manager:
             )
         records = os.path.join(state_dir, "export-records")
         self.exports = Exports(
-            config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run, records
+            config.manager.export,
+            guards(self.own, registry_path, state_dir),
+            self.forwarder,
+            self.run,
+            records,
         )
         self.creation = Creation(self)
         self.silence = Silence(self)
@@ -185,6 +187,7 @@ class Manager:
     async def close(self) -> None:
         """Save state that is only in memory; sandboxes keep running."""
         self.closing.set()
+        self.forwarder.close()
         self.metrics.close()
         for task in self._reconciling.values():
             task.cancel()

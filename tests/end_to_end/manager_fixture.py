@@ -10,7 +10,6 @@ from typing import Any
 
 from agent_image import build
 from eos_agent.wire.protocol import OperationError
-from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import load
 from eos_mcp.manager.manager import Manager
 from eos_mcp.providers.local import LocalProvider
@@ -19,8 +18,8 @@ from eos_mcp.providers.local import LocalProvider
 class Host:
     """The manager and the agent pool of a gateway, without its sockets."""
 
-    def __init__(self, manager: Manager, forwarder: AgentPool) -> None:
-        self.manager, self.forwarder = manager, forwarder
+    def __init__(self, manager: Manager) -> None:
+        self.manager, self.forwarder = manager, manager.forwarder
         self.said: list[str] = []
 
     async def do(self, op: str, **args: Any) -> dict[str, Any]:
@@ -63,23 +62,18 @@ async def hosting(
     """Start a manager. `bundle`: the bundle to use when the user of the test cannot read this machine's
     interpreter.
     """
-    forwarder = AgentPool()
-    manager = Manager(
-        load.load(yaml), state_dir, backend=backend, instance_id=instance_id, forwarder=forwarder
-    )
-    forwarder.targets = manager.target
+    manager = Manager(load.load(yaml), state_dir, backend=backend, instance_id=instance_id)
     local = manager.providers.get("local")
     if bundle is not None and isinstance(local, LocalProvider):
         fixed: Callable[[Any], build.Bundle] = lambda _: bundle  # noqa: E731
         local._bundle = fixed  # type: ignore[method-assign, assignment]
         local._python = lambda: build.python_argv(bundle.path)  # type: ignore[method-assign]
     await manager.start()
-    host = Host(manager, forwarder)
+    host = Host(manager)
     try:
         yield host
     finally:
         await manager.close()
-        forwarder.close()
 
 
 def records(state_dir: str) -> list[dict[str, Any]]:

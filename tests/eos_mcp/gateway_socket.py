@@ -49,8 +49,7 @@ class Gateway:
 async def gateway(folder: str, *, limit: int = 256, contract: bool = False) -> AsyncGenerator[Gateway]:
     agent = await ScriptedAgent("s").start()
     manager = ScriptedManager(agent)
-    forwarder = AgentPool()
-    forwarder.targets = manager.target
+    forwarder = AgentPool(manager.target)
     listener = listen.unix(f"{folder}/g.sock")
     router = route.Router(manager, forwarder, info=route.base_info, contract_results=contract)
     server = GatewayServer([listener], TOKEN, router.answer, max_connections=limit)

@@ -21,8 +21,7 @@ def run(case: Case) -> None:
     async def whole() -> None:
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
-        forwarder = AgentPool()
-        forwarder.targets = manager.target
+        forwarder = AgentPool(manager.target)
         try:
             async with asyncio.timeout(60):
                 await case(agent, manager, forwarder)

@@ -462,8 +462,7 @@ def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, kind_of:
     async def case() -> None:
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
-        forwarder = AgentPool()
-        forwarder.targets = manager.target
+        forwarder = AgentPool(manager.target)
         listeners = [
             listen.unix(f"{short_dir}/g.sock"),
             listen.tcp(GatewayEndpoint("tcp", host="127.0.0.1", port=0)),

@@ -108,8 +108,7 @@ def test_an_impostor_at_the_last_port_learns_nothing_and_the_request_reaches_the
             agent = await ScriptedAgent("s").start()
             manager = ScriptedManager(agent)
             manager.at["s"], manager.moved = impostor.port, {"s": agent.port}
-            forwarder = AgentPool()
-            forwarder.targets = manager.target
+            forwarder = AgentPool(manager.target)
             forwarder.seen("s")  # it was there just now: nobody looks again
             try:
                 reply = await forwarder.request(
@@ -134,8 +133,7 @@ def test_an_impostor_alone_is_nobody_and_its_words_reach_no_one(
         async with standing(answer) as impostor:
             manager = ScriptedManager(ScriptedAgent("s"))
             manager.at["s"] = impostor.port
-            forwarder = AgentPool()
-            forwarder.targets = manager.target
+            forwarder = AgentPool(manager.target)
             with pytest.raises(OperationError) as caught:
                 await forwarder.request("s", "file_write", {"content": BODY}, request_id="r", timeout_s=30)
             forwarder.close()
@@ -156,8 +154,7 @@ def test_a_sandbox_that_was_not_spoken_to_just_now_is_looked_up_before_its_port_
             agent = await ScriptedAgent("s").start()
             manager = ScriptedManager(agent)
             manager.at["s"], manager.moved = impostor.port, {"s": agent.port}
-            forwarder = AgentPool()
-            forwarder.targets = manager.target
+            forwarder = AgentPool(manager.target)
             try:
                 assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))[
                     "op"
@@ -184,8 +181,7 @@ def test_an_engine_that_hangs_keeps_nobody_from_an_agent_that_answers(
                 await asyncio.Event().wait()
             return await manager.target(sandbox_id)
 
-        forwarder = AgentPool()
-        forwarder.targets = hanging
+        forwarder = AgentPool(hanging)
         try:
             assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))[
                 "op"
@@ -202,8 +198,7 @@ def test_an_agent_of_an_earlier_version_still_gets_its_token(monkeypatch: pytest
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
         manager.proves = False
-        forwarder = AgentPool()
-        forwarder.targets = manager.target
+        forwarder = AgentPool(manager.target)
         try:
             await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30)
         finally:
@@ -239,8 +234,7 @@ def test_a_unix_socket_of_another_user_is_hung_up_on(
         async def target(sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
             return AgentAddress("127.0.0.1", 1, TOKEN, "s", path, True)
 
-        forwarder = AgentPool()
-        forwarder.targets = target
+        forwarder = AgentPool(target)
         with pytest.raises(OperationError) as caught:
             await forwarder.request("s", "file_write", {"content": BODY}, request_id="r", timeout_s=30)
         assert caught.value.details["reason"] == "sandbox_unreachable" and impostor.learned() == []
