@@ -1,4 +1,5 @@
-"""A client that keeps a connection open: its end is noticed by that connection alone, and its commands end."""
+"""A client that keeps a connection open: its end is noticed by that connection alone, and its commands
+end."""
 
 from __future__ import annotations
 
