@@ -18,7 +18,7 @@ endif
 # The tests start thousands of processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint docs bench soak mutants bare vm lock
+.PHONY: help demo test lint docs bench soak mutants tasks clients bare vm lock
 
 # .ci/venv checks whether an environment elsewhere is complete; make cannot.
 ifneq ($(EOS_VENV),)
@@ -33,6 +33,8 @@ help:
 	@echo "make bench   figures of this machine, each beside its baseline"
 	@echo "make soak    thousands of random histories, every durable act, every refused call: an hour or two"
 	@echo "make mutants each single fault of tests/mutants in a copy of the packages: which tests notice it"
+	@echo "make tasks   sixteen tasks of a coding agent by the texts of the tools alone: calls and tokens of each"
+	@echo "make clients other people's MCP clients, fetched from their registries, against a real server"
 	@echo "make bare    make demo and make test on a machine with nothing on it, as root and as an ordinary user"
 	@echo "make vm      limits, sessions and both providers on a machine with Debian's kernel and cgroups of version 2 (qemu)"
 	@echo "make lock    resolve the dependencies again into requirements.lock"
@@ -73,6 +75,12 @@ soak: .venv/dev.stamp
 
 mutants: .venv/dev.stamp
 	$(PY) -m tests.mutants $(ARGS)
+
+tasks: .venv/dev.stamp
+	$(PY) -m tests.tasks $(ARGS)
+
+clients: .venv/dev.stamp
+	$(PY) -m pytest --clients -v -rA -o faulthandler_timeout=0 tests/clients $(ARGS)
 
 bare:
 	.ci/bare

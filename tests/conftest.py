@@ -43,6 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run what is marked soak, and thousands of examples instead of dozens",
     )
+    parser.addoption(
+        "--clients",
+        action="store_true",
+        help="run what is marked clients: other people's MCP clients, fetched from their registries",
+    )
 
 
 def soaking(config: pytest.Config) -> bool:
@@ -87,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if item.get_closest_marker("soak") is None]
         _soak_off = len(items) - len(kept)
         items[:] = kept
+    if not config.getoption("--clients"):
+        items[:] = [item for item in items if item.get_closest_marker("clients") is None]
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     kept = [item for item in items if not _belongs_elsewhere(item)]
     _elsewhere_off = len(items) - len(kept)

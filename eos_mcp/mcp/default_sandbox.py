@@ -15,6 +15,8 @@ NEVER = frozenset({"destroy_sandbox"})
 """Operations that act on a sandbox that was named only."""
 GONE = frozenset({"failed", "stopped", "stopping", "creating"})
 SHOWN = 20
+CLIENTS = 64
+"""Names of clients that are remembered, at most; more than one of them speak to a server over HTTP only."""
 
 
 def wants(operation: Operation) -> bool:
@@ -64,6 +66,20 @@ def choose(listed: Object, places: Sequence[str], name: str) -> str:
         details,
         reason="sandbox_ambiguous",
     )
+
+
+class LastChosen:
+    """The sandbox that each client's calls went to last: a text names it only when it is another one."""
+
+    def __init__(self) -> None:
+        self._last = dict[str | None, str]()
+
+    def changes(self, client: str | None, sandbox_id: str) -> bool:
+        """Note that calls of the client of this name go to a sandbox; return True when it is another one."""
+        if len(self._last) >= CLIENTS and client not in self._last:
+            self._last.clear()
+        before, self._last[client] = self._last.get(client), sandbox_id
+        return before != sandbox_id
 
 
 def _holds(row: Object, places: Sequence[str]) -> bool:

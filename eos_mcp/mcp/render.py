@@ -45,14 +45,17 @@ EXPORT_LINES = 50
 def error(failure: Object, name: str) -> str:
     """The text of an error envelope: what failed, why, every conflict, what to do next."""
     details = dict(failure.get("details") or {})
-    lines = [f"{name} failed: {failure.get('message')} ({failure.get('kind')})"]
     rejection = details.pop("publish_rejection", None)
     hint = details.pop("hint", None)
     details.pop("request_id", None)
+    why = f", {details.pop('reason', None)}" if is_object(rejection) and "reason" in details else ""
+    lines = [f"{name} failed: {failure.get('message')} ({failure.get('kind')}{why})"]
     if is_object(rejection):
         lines += render_conflicts.rejection(rejection)
         lines.append(render_conflicts.next_step({**details, "publish_rejection": rejection}))
         hint = None  # said with the names in it
+        for said in ("workspace_session_id", "draft_id", "stage"):
+            details.pop(said, None)
     details.pop("session_retained", None)
     if name == "export_changes":
         for key, said in (("conflicts", "differs"), ("unsafe", "why")):
@@ -124,9 +127,8 @@ def _command(args: Object, reply: Object) -> str:
     about.append(f"lines {start} to {end} of {total}" if (start, end) != (0, total) else f"{total} lines")
     if command_id:
         about.append(f"command_session_id {command_id}")
-    if (
-        reply.get("workspace_session_id") and status == "running"
-    ):  # a session of the command's own is gone with it
+    if reply.get("workspace_session_id") and status == "running" and _is_one_off(args):
+        # for a look at its files; it is gone with the command
         about.append(f"workspace_session_id {reply['workspace_session_id']}")
     lines = ["; ".join(about)]
     output = str(reply.get("output") or "")
@@ -152,6 +154,11 @@ def _command(args: Object, reply: Object) -> str:
         ]
     lines += _command_notes(reply, command_id, end, total)
     return "\n".join(lines).rstrip("\n")
+
+
+def _is_one_off(args: Object) -> bool:
+    """Return True for the call that begins a command in a session of its own."""
+    return "cmd" in args and not args.get("workspace_session_id")
 
 
 def _command_notes(reply: Object, command_id: object, end: object, total: object) -> list[str]:
@@ -208,16 +215,20 @@ def _kept(reply: Object) -> str:
     return f"NOT PUBLISHED ({reply.get('status')}): {work}"
 
 
+def _routed(routes: Object) -> str:
+    """Numbers of published paths; of the ignored ones only where there are some."""
+    source, ignored = routes.get("source_count", 0), routes.get("ignored_count", 0)
+    if not ignored:
+        return f"{source} path{'s' if source != 1 else ''}"
+    return f"{source} source, {ignored} ignored paths" if source else f"{ignored} ignored paths"
+
+
 def _published(publish: Object) -> str:
     if publish.get("no_op"):
         return "published: nothing had changed"
     revision, routes = publish.get("revision"), publish.get("route_summary")
     version = revision.get("manifest_version") if is_object(revision) else publish.get("manifest_version")
-    counts = (
-        f" ({routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths)"
-        if is_object(routes)
-        else ""
-    )
+    counts = f" ({_routed(routes)})" if is_object(routes) else ""
     text = f"published as version {version}{counts}"
     if publish.get("dropped"):
         text += (
@@ -310,7 +321,7 @@ def _file_change(args: Object, reply: Object) -> str:
     where = render_files.where(args)
     text = f"{verb} {reply.get('path')} {where}: {reply.get('bytes_written')} bytes"
     if "replacements" in reply:
-        text += f", {reply.get('edits_applied')} edits, {reply['replacements']} replacements"
+        text += f", {reply['replacements']} replacement{'s' if reply['replacements'] != 1 else ''}"
     return text
 
 
@@ -357,7 +368,24 @@ def _record_rest(record: Object) -> str:
 
 
 def _created(args: Object, reply: Object) -> str:
-    return "created; pass the id as sandbox_id\n" + _sandboxes(args, reply)
+    """Text of a new sandbox, or of several, without what only programs use."""
+    found = rows(reply.get("sandboxes")) or [reply]
+    lines = ["created; pass the id as sandbox_id", *map(_sandbox, found)]
+    if is_object(seen := found[0].get("readable")):
+        lines.append(f"its commands can read: {seen.get('files')}")
+    return "\n".join(lines)
+
+
+def _removed(args: Object, reply: Object) -> str:
+    """Text of a destroyed sandbox: what was lost with it."""
+    lost = reply.get("discarded")
+    text = f"{reply.get('id')} is {reply.get('state')} and removed"
+    if not is_object(lost):
+        return f"{text}; it did not run: what it held that was not published is not known"
+    work = lost.get("unpublished")
+    if is_object(work) and (work.get("count") or work.get("sessions") or work.get("drafts")):
+        text += f"; unpublished work that is gone: {compact(work)}"
+    return text
 
 
 def _images(args: Object, reply: Object) -> str:
@@ -377,7 +405,8 @@ def _session(args: Object, reply: Object) -> str:
         "loopback_only": " (loopback only)",
         "no_egress": f" (own address {reply.get('address')}, no way out)",
     }
-    about.append(f"network {reply.get('network_profile')}" + reach.get(str(reply.get("network")), ""))
+    if reply.get("network_profile") != "shared":
+        about.append(f"network {reply.get('network_profile')}" + reach.get(str(reply.get("network")), ""))
     text = ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
     return "\n".join([text, *render_conflicts.resolved_rows(reply)])
 
@@ -523,6 +552,17 @@ def _rolled_back(args: Object, reply: Object) -> str:
     return f"the head shows version {reply.get('version')} again: {text}"
 
 
+def _topmost(paths: object) -> list[str]:
+    """Paths without those that are in a directory of the list."""
+    shown = [str(path) for path in items(paths)]
+    listed = set(shown)
+    return [
+        path
+        for path in shown
+        if not any(path[:at] in listed for at, character in enumerate(path) if character == "/")
+    ]
+
+
 _EXPORT_LISTS = {
     "would_conflict": "changed in dest since the copy was made; without on_conflict this is refused",
     "kept_back": "not written, dest keeps its own version of",
@@ -558,7 +598,7 @@ def _export(args: Object, reply: Object) -> str:
         text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
     if is_object(left := reply.get("left_out")):
         reasons = "; ".join(str(row.get("why")) for row in rows(left.get("why")))
-        text += f"\n{left.get('count')} paths left out ({reasons}): {compact(left.get('paths'))}"
+        text += f"\n{left.get('count')} paths left out ({reasons}): {compact(_topmost(left.get('paths')))}"
     for key, said in _EXPORT_LISTS.items():
         if reply.get(key):
             text += f"\n{said}: {compact(reply[key])}"
@@ -574,6 +614,7 @@ def _export(args: Object, reply: Object) -> str:
 
 _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "create_sandbox": _created,
+    "destroy_sandbox": _removed,
     "list_sandboxes": _sandboxes,
     "inspect_sandbox": _sandboxes,
     "list_docker_images": _images,

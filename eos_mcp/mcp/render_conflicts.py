@@ -21,8 +21,7 @@ def rejection(found: Object) -> list[str]:
         path, why = found.get("path"), found.get("message") or found.get("reason")
         return [f"rejected: {path}: {why}"] if path else [f"rejected: {why}"]
     lines = [
-        f"{count} conflict{'s' if count != 1 else ''}; base is what you started from, theirs is "
-        f"published now:"
+        f"{count} conflict{'s' if count != 1 else ''}; base: what you started from, theirs: published now"
     ]
     left = [TEXTS]
     for conflict in conflicts[:SHOWN]:
@@ -45,10 +44,10 @@ def next_step(around: Object) -> str:
         return f"next: nothing is lost, session {session} stays open"
     units = _units(around)
     lines = [
-        f"next: {call} {compact({**given, 'on_conflict': 'markers'})} - brings all of the work to the newest "
-        f"version, nothing of either side is lost: texts get conflict markers, of other files it takes yours "
-        f"and keeps theirs as PATH.theirs (on_conflict ours or theirs, or paths, takes a side). Edit the "
-        f"markers away, then publish_workspace_session."
+        f"next: {call} {compact({**given, 'on_conflict': 'markers'})} - brings your work to the newest "
+        f"version and loses nothing: texts get conflict markers, other files stay yours, theirs beside them "
+        f"as PATH.theirs (on_conflict ours or theirs, or paths, takes a side). Edit the markers away, then "
+        f"publish_workspace_session."
     ]
     return "\n".join([*lines, *(f"  or {unit}" for unit in units)])
 
@@ -107,7 +106,10 @@ def _units(around: Object) -> list[str]:
 
 def _conflict(conflict: Object, left: list[int]) -> list[str]:
     states = "; ".join(f"{name} {_state(conflict.get(name))}" for name in ("base", "ours", "theirs"))
-    lines = [f"- {conflict.get('path')} [{conflict.get('class')}]: {states}"]
+    lines = [
+        f"- {conflict.get('path')} [{conflict.get('class')}]"
+        + ("" if _spelled_out(conflict) else f": {states}")
+    ]
     unit = conflict.get("unit")
     if is_object(unit):
         members = [str(row.get("path")) for row in rows(unit.get("members"))]
@@ -122,7 +124,7 @@ def _conflict(conflict: Object, left: list[int]) -> list[str]:
     layer = conflict.get("theirs_layer")
     if is_object(layer):
         who = layer.get("agent") or layer.get("owner") or "somebody"
-        lines.append(f"  theirs: version {layer.get('manifest_version')} ({layer.get('layer_id')}) by {who}")
+        lines.append(f"  theirs: version {layer.get('manifest_version')} by {who}")
     hunks = rows(conflict.get("hunks"))
     for hunk in hunks[:HUNKS]:
         spans = ", ".join(f"{name} {_span(hunk.get(name))}" for name in ("base", "ours", "theirs"))
@@ -131,6 +133,17 @@ def _conflict(conflict: Object, left: list[int]) -> list[str]:
     if len(hunks) > HUNKS or conflict.get("hunks_truncated"):
         lines.append("  (more lines)")
     return lines
+
+
+def _spelled_out(conflict: Object) -> bool:
+    """Return True when the texts of the hunks say all that differs: the states add nothing to them."""
+    hunks = rows(conflict.get("hunks"))
+    return (
+        conflict.get("class") == "content"
+        and not conflict.get("hunks_truncated")
+        and 0 < len(hunks) <= HUNKS
+        and all(isinstance(hunk.get("ours_text"), str) for hunk in hunks)
+    )
 
 
 def _texts(hunk: Object, left: list[int]) -> list[str]:

@@ -105,6 +105,7 @@ class Tools:
         }
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
         self._roots, self._resolved = allowed_dirs.by_command_line(options), allowed_dirs.Resolved()
+        self._last_chosen = default_sandbox.LastChosen()
         self.closing = False
         """Set at shutdown: calls that are cut off then stay running in their sandbox."""
 
@@ -220,8 +221,14 @@ class Tools:
         if is_error(reply):
             example_calls.show(reply["error"], operation)
         reply, text = await self._shown(call, checked, reply, client)
-        if chosen is not None and not is_error(reply):
-            reply, text = {**reply, "sandbox_id": chosen}, f"{text}\n(sandbox_id {chosen})"
+        if is_error(reply):
+            return reply, text
+        if name == "create_sandbox" and isinstance(reply.get("id"), str):
+            self._last_chosen.changes(client.name, reply["id"])
+        if chosen is not None:
+            reply = {**reply, "sandbox_id": chosen}
+            if self._last_chosen.changes(client.name, chosen):
+                text = f"{text}\n\n(sandbox_id {chosen})"
         return reply, text
 
     async def _shown(

@@ -144,3 +144,13 @@ def test_an_editor_that_the_image_or_the_caller_names_is_used(shared_agent: Agen
     assert set(without_editor({})) == set(EDITORS)
     shown = shared_agent.run("$EDITOR", session, env=["EDITOR=echo mine"])
     assert shown["output"] == "mine"
+    shared_agent.run("git init -q e && cd e && git config user.name a && git config user.email a@b", session)
+    commit = "git commit -q --allow-empty 2>&-"  # git writes to the terminal while an editor is open
+    for name in ("EDITOR", "VISUAL", "GIT_EDITOR"):
+        shared_agent.run(f"cd e && {commit}", session, env=[f"{name}=printf '%s' {name} >"])
+        inline = f"{name}=\"printf '%s' inline-{name} >\""
+        shown = shared_agent.run(f"cd e && {inline} {commit}; git log --format=%s", session)
+        assert shown["output"].split()[:2] == [f"inline-{name}", name], shown
+    todo = "cd e && git rebase -q -i HEAD~2 2>&- && git log --format=%s"
+    squashed = shared_agent.run(todo, session, env=["EDITOR=sed -i -e '2s/^pick/fixup/'"])
+    assert squashed["output"].split()[0] == "GIT_EDITOR" and len(squashed["output"].split()) == 5, squashed

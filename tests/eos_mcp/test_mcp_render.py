@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eos_mcp.catalog import ALL
-from eos_mcp.mcp import render
+from eos_mcp.mcp import default_sandbox, render
 from layerstack.model.conflict import TornUnit
 
 FILE = {"kind": "file", "digest": "ab" * 32, "size": 120, "mode": "0644", "executable": False}
@@ -37,8 +37,7 @@ TOLD = (
     "abababababab",
     "cdcdcdcdcdcd",
     "theirs absent",
-    "L000003-9f3a01bc",
-    "bob",
+    "version 3 by bob",
     "base 10-11, ours 10-12, theirs none at 10",
 )
 
@@ -487,3 +486,47 @@ def test_of_an_output_that_was_cut_the_end_is_shown_too() -> None:
         "to 8998 left out, of 90000 bytes in all; read_command_lines "
         "command_session_id=namespace_execution_1 start_offset="
     ) in text
+
+
+def test_a_new_sandbox_is_its_id_without_what_programs_use() -> None:
+    record = {"id": "eos-1", "state": "ready", "workspace_root": "/w", "daemon": {"port": 7}}
+    text = render.result(
+        "create_sandbox", {}, {**record, "readable": {"files": "all of it", "hidden": "keys"}}
+    )
+    assert text == "created; pass the id as sandbox_id\neos-1  ready  /w\nits commands can read: all of it"
+    two = render.result("create_sandbox", {}, {"sandboxes": [record, {**record, "id": "eos-2"}]})
+    assert two.split("\n")[1:] == ["eos-1  ready  /w", "eos-2  ready  /w"]
+
+
+def test_a_destroyed_sandbox_says_what_was_lost_with_it() -> None:
+    record = {"id": "eos-1", "state": "stopped", "workspace_root": "/w"}
+    work = {"sessions": ["w1"], "paths": ["a"], "count": 1, "bytes": 2, "drafts": []}
+    for unpublished, said in ((work, '"sessions":["w1"]'), ({"sessions": [], "count": 0}, "removed")):
+        text = render.result("destroy_sandbox", {}, {**record, "discarded": {"unpublished": unpublished}})
+        assert text.startswith("eos-1 is stopped and removed") and said in text
+    assert "not known" in render.result("destroy_sandbox", {}, record)
+
+
+def test_states_of_a_conflict_are_left_out_where_the_texts_say_all() -> None:
+    hunk = {"base": [1, 1], "ours": [1, 1], "theirs": [1, 1]}
+    told = {f"{side}_text": f"{side} line\n" for side in ("base", "ours", "theirs")}
+    conflict = {**CONFLICT, "class": "content", "hunks": [{**hunk, **told}]}
+    for change, shown in (({}, False), ({"hunks": [hunk]}, True), ({"class": "content+mode"}, True)):
+        rejection = {**REJECTION, "conflicts": [{**conflict, **change}]}
+        details = {"workspace_session_id": "w1", "publish_rejection": rejection, "reason": "source_conflict"}
+        envelope = {"error": {"kind": "operation_failed", "message": "refused", "details": details}}
+        text = render.result("publish_workspace_session", {}, envelope)
+        assert ("abababababab" in text) == shown
+        assert "(operation_failed, source_conflict)" in text and "details:" not in text
+
+
+def test_a_client_reads_the_sandbox_that_was_chosen_for_it_once() -> None:
+    told = default_sandbox.LastChosen()
+    assert [told.changes("a", "eos-1"), told.changes("a", "eos-1"), told.changes("b", "eos-1")] == [
+        True,
+        False,
+        True,
+    ]
+    assert [told.changes("a", "eos-2"), told.changes("a", "eos-1")] == [True, True]
+    for number in range(2 * default_sandbox.CLIENTS):
+        assert told.changes(f"client {number}", "eos-1")

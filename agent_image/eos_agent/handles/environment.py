@@ -35,11 +35,17 @@ other inodes; without `minimal` git would read each file at every status, since 
 """
 EDITORS = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
 NO_EDITOR = (
-    "sh -c 'echo \"no editor runs here: give the text as an argument or a file (git commit -m or -F, "
+    "sh -c '"
+    'for e in "$GIT_EDITOR" "$VISUAL" "$EDITOR"; do case $e in ""|*"no editor runs here"*) ;; '
+    '*) eval "$e \\"\\$@\\""; exit;; esac; done; '
+    'echo "no editor runs here: give the text as an argument or a file (git commit -m or -F, '
     "git rebase without -i), or set EDITOR in env\" >&2; exit 1' editor"
 )
-"""The image's sh(1) runs this text, as git and other programs run an editor: with the file's name
-appended."""
+"""The image's sh(1) runs this text, as git and other programs run an editor: with the file's name appended.
+
+All of `EDITORS` are set to it, since git prefers some of them, and settings of its own, to EDITOR. It starts
+an editor that the caller names in a variable of lower rank, in `env` or in the command itself.
+"""
 
 _COUNT, _KEY, _VALUE = "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_"
 _COUNT_DIGITS = 4

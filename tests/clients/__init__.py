@@ -1,0 +1,1 @@
+"""The lane `make clients`: other people's clients, each in its own environment, against a real server."""
