@@ -22,7 +22,7 @@ if __name__ == "__main__":  # run as a file: the checkout is what `tests` is fou
 from agent_image import native_init
 from eos_agent.kernel.cgroups import Groups, Limits, Wanted, open_groups
 from layerstack.kernel import syscalls
-from tests import build_tools, casefold_fs, images, in_namespace, inspector
+from tests import build_tools, casefold_fs, conformance_suite, images, in_namespace, inspector
 
 
 class Power(NamedTuple):
@@ -127,6 +127,10 @@ def _inspector() -> None:
         raise RuntimeError(_says(done))
 
 
+def _conformance() -> None:
+    conformance_suite.command()
+
+
 def _loopfs() -> None:
     _root()
     with tempfile.TemporaryDirectory(prefix="eos-probe-", dir=scratch_root()) as folder:
@@ -226,6 +230,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "overlay": _overlay,
     "userns": _userns,
     "dockerd": _dockerd,
+    "conformance": _conformance,
     "inspector": _inspector,
     "loopfs": _loopfs,
     "fuse": _fuse,

@@ -4,6 +4,7 @@ host.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -14,7 +15,7 @@ from typing import Any
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config.model import Export
-from eos_mcp.export import apply, facts, reserve
+from eos_mcp.export import apply, exported, facts, reserve
 from eos_mcp.export.apply import ExportRequest
 
 CHUNK = 1 << 20
@@ -158,7 +159,12 @@ class Exports:
                 result: dict[str, Any] = await self._run(
                     lambda: apply.apply(reader, request, limits=limits, places=self.guards, progress=progress)
                 )
-                return result
+            if not request.dry_run and not request.rules.skip_unsafe and not result.get("kept_back_count"):
+                with contextlib.suppress(OSError):  # the export is done; without the note it counts as none
+                    await self._run(
+                        exported.note, self.records, sandbox_id, result["manifest_version"], request.dest
+                    )
+            return result
         finally:
             self._under_way.discard(sandbox_id)
             await self._run(reserve.keep, self.guards.journals)

@@ -9,6 +9,7 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import select
 import socket
@@ -123,6 +124,18 @@ class GatewayClient(ToolGateway):
             stream_logs=request.on_progress is not None,
             client=self._client,
         )
+
+    async def is_running(self) -> bool:
+        """Return True when the gateway accepts a connection; none is started.
+
+        Raises:
+            OperationError: config_error.
+        """
+        settings = self._settings or sync.discover(endpoint=self._endpoint, token=self._token)
+        if settings.endpoint.kind != "unix":
+            return True  # of another person or machine: only a request can tell
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+            return sock.connect_ex(settings.endpoint.path) in (0, errno.EAGAIN)
 
     async def _hold(self, settings: sync.GatewaySettings) -> None:
         """Keep a connection by which the gateway notices the end of this process (`gateway.departed`)."""

@@ -31,7 +31,7 @@ from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import paths
 from eos_mcp.config.load import Config
 from eos_mcp.config.log import log
-from eos_mcp.export import request
+from eos_mcp.export import exported, request
 from eos_mcp.export.operation import Exports, guards
 from eos_mcp.manager import browser_address, diagnose, fleet, prune, readable
 from eos_mcp.manager.create import Creation
@@ -426,7 +426,8 @@ class Manager:
         return {**await self.silence.shown(record, ask=True), "readable": readable.of(record)}
 
     async def _destroy(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        if_clean = _checked("destroy_sandbox", args)["if_clean"]
+        asked = _checked("destroy_sandbox", args)
+        if_clean, dry_run = asked["if_clean"], asked["dry_run"]
         sandbox_id = arguments.text(args, "sandbox_id", "destroy_sandbox")
         record = self.registry.get(sandbox_id)
         discarded = (
@@ -436,6 +437,12 @@ class Manager:
         )
         if if_clean:
             _refuse_unpublished(record, discarded)
+        if dry_run:
+            return {
+                **record.public(),
+                "dry_run": True,
+                **({} if discarded is None else {"discarded": discarded}),
+            }
         record = self.registry.move(sandbox_id, ("ready", "failed", "stopped"), "stopping")
         self.forwarder.forget(sandbox_id)
         try:
@@ -489,6 +496,7 @@ class Manager:
         dead: list[dict[str, Any]] = found.get("dead_sessions", [])
         work: list[dict[str, Any]] = [row for row in sessions if not row["clean"]]
         changed: list[Any] = [path for row in work for path in row["paths"]]
+        unexported = await self.run(self._unexported, record.id, found)
         return {
             "layers": int(found["layers"]),
             "sessions": [str(row["workspace_session_id"]) for row in sessions],
@@ -506,7 +514,24 @@ class Manager:
                     else {}
                 ),
             },
+            **({"unexported": unexported} if unexported is not None else {}),
         }
+
+    def _unexported(self, sandbox_id: str, found: dict[str, Any]) -> dict[str, Any] | None:
+        """The newest publication and the last export, if versions were published since; None if none were.
+
+        Args:
+            found: the agent's answer. An agent of an earlier release does not give `newest_version`.
+        """
+        newest, last = found.get("newest_version"), exported.last(self.exports.records, sandbox_id)
+        if not found["layers"] or (isinstance(newest, int) and last is not None and newest <= last.version):
+            return None
+        about = (
+            {"exported_version": None}
+            if last is None
+            else {"exported_version": last.version, "dest": last.dest}
+        )
+        return {"newest_version": newest, **about}
 
     async def _start(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         """Start a sandbox whose container was stopped or whose agent is dead. An agent that does not answer

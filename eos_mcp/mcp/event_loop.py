@@ -48,6 +48,8 @@ async def _serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) 
         reader.attach(deliver)
         ending.on_begin(wake)
         await over.wait()
+        if app.subscriptions is not None:
+            app.subscriptions.close()
         if ending.reason == END_OF_INPUT:
             with anyio.move_on_after(DRAIN_S):
                 await lanes.idle()

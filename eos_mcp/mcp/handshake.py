@@ -11,6 +11,7 @@ import json
 from typing import Any, NamedTuple, TypeGuard
 
 from eos_mcp.mcp.server_identity import CACHE_SCOPE, CACHE_TTL_MS, ServerIdentity
+from eos_mcp.mcp.server_options import EOS
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSION = "2026-07-28"
@@ -19,11 +20,22 @@ CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 SERVER_KEY = "io.modelcontextprotocol/serverInfo"
 
-CAPABILITIES = {
+_LISTS: dict[str, Any] = {
     "prompts": {"listChanged": False},
     "resources": {"listChanged": False, "subscribe": False},
     "tools": {"listChanged": False},
 }
+_ALL: dict[str, Any] = {
+    "completions": {},
+    "logging": {},
+    **_LISTS,
+    "resources": {"listChanged": False, "subscribe": True},
+}
+
+
+def capabilities(program: str) -> dict[str, Any]:
+    """Capabilities of the server, in both eras. The drop-in program has empty lists, and no more."""
+    return _ALL if program == EOS else _LISTS
 
 
 class Opening(NamedTuple):
@@ -85,7 +97,7 @@ def _initialize(params: dict[str, Any], who: ServerIdentity) -> dict[str, Any] |
     ):
         return None
     return {
-        "capabilities": CAPABILITIES,
+        "capabilities": capabilities(who.name),
         "instructions": who.instructions,
         "protocolVersion": wanted if wanted in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
         "serverInfo": _server_info(who),
@@ -104,7 +116,7 @@ def _discover(params: dict[str, Any], who: ServerIdentity) -> dict[str, Any] | N
         return None
     return {
         "cacheScope": CACHE_SCOPE,
-        "capabilities": CAPABILITIES,
+        "capabilities": capabilities(who.name),
         "instructions": who.instructions,
         "resultType": "complete",
         "supportedVersions": [MODERN_VERSION],

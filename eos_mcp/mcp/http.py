@@ -118,6 +118,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.tools.closing = True
+        if self._app.subscriptions is not None:
+            self._app.subscriptions.close()
         await super().shutdown(sockets=sockets)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import anyio
 import mcp.types as types
 from mcp.server import ServerRequestContext
+from mcp.shared.exceptions import MCPError
 
 from eos_agent.wire.protocol import (
     INTERNAL_ERROR,
@@ -30,6 +31,7 @@ from eos_mcp.catalog import Operation
 from eos_mcp.gateway_client.aio import ToolGateway
 from eos_mcp.mcp import (
     allowed_dirs,
+    confirm,
     default_sandbox,
     example_calls,
     known_clients,
@@ -66,10 +68,11 @@ Report = Callable[[float, str], Awaitable[None]]
 
 
 class Client(NamedTuple):
-    """The client of a call: its name, and how to ask for its roots."""
+    """The client of a call: its name, how to ask for its roots, and how to ask its person."""
 
     name: str | None = None
     roots: Callable[[], Awaitable[Sequence[str]]] | None = None
+    ask: confirm.Ask | None = None
 
 
 UNKNOWN_CLIENT = Client()
@@ -106,6 +109,7 @@ class Tools:
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
         self._roots, self._resolved = allowed_dirs.by_command_line(options), allowed_dirs.Resolved()
         self._last_chosen = default_sandbox.LastChosen()
+        self._asker = confirm.Asker() if self._lenient else None
         self.closing = False
         """Set at shutdown: calls that are cut off then stay running in their sandbox."""
 
@@ -116,7 +120,7 @@ class Tools:
 
     async def call(
         self, ctx: ServerRequestContext[Any], params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
+    ) -> types.CallToolResult | types.InputRequiredResult:
         """Handle tools/call of the SDK."""
 
         async def report(value: float, text: str) -> None:
@@ -127,16 +131,26 @@ class Tools:
 
         roots = await asked() if self.wants_client(params.name) else None
         info = ctx.session.client_params
-        found = await self.answer(
-            params.name,
-            params.arguments or {},
-            report if _progress_token(ctx) is not None else None,
-            roots,
-            Client(info.client_info.name if info is not None else None, asked),
-        )
+        name = info.client_info.name if info is not None else None
+        ask = self._asker.of(ctx, params) if self._asker is not None else None
+        try:
+            found = await self.answer(
+                params.name,
+                params.arguments or {},
+                report if _progress_token(ctx) is not None else None,
+                roots,
+                Client(name, asked, ask),
+            )
+        except confirm.InputNeeded as needed:
+            return needed.result
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
         content += media.taken_out(found.reply)
         return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the tools as tools/list has them."""
+        return [tool.name for tool in self._list.tools]
 
     def wants_client(self, name: str) -> bool:
         """Return True when a call of this tool needs the client's roots."""
@@ -153,8 +167,8 @@ class Tools:
         roots: Sequence[str] | None = None,
         client: Client = UNKNOWN_CLIENT,
     ) -> ToolAnswer:
-        """Make one tool call. The result has the gateway's JSON or an error envelope; only cancellation is
-        raised.
+        """Make one tool call. The result has the gateway's JSON or an error envelope; only cancellation,
+        and InputNeeded and MCPError of `confirm`, are raised.
 
         Args:
             report: sends a progress notification; None: the client did not ask for any.
@@ -168,6 +182,8 @@ class Tools:
             reply = error.envelope()
             example_calls.show(reply["error"], self._operations.get(name))
             text = render.error(reply["error"], name)
+        except (confirm.InputNeeded, MCPError):
+            raise
         except Exception:
             log.exception("call of %s failed", name)
             failure = OperationError(
@@ -211,10 +227,18 @@ class Tools:
         self._limit_wait(operation, checked, client, progress=report is not None)
         if operation.name == "exec_command" and self._options.on_disconnect == "detach":
             checked.setdefault("on_disconnect", "detach")
+        ask = client.ask
+        if ask is not None:
+            checked = confirm.proposed(operation.name, checked, self._options)
         sent = allowed_dirs.carried(self._options, name, checked, roots)
         call = _Call(operation, sandbox_id, sent, new_request_id(), self._budget_s(operation, checked))
         try:
-            reply = await self._request(call, report)
+            if ask is not None and confirm.wanted(operation.name, checked):
+                reply = await confirm.performed(
+                    operation.name, ask, lambda more: self._request(call.with_more(more), report)
+                )
+            else:
+                reply = await self._request(call, report)
         except anyio.get_cancelled_exc_class():
             await self._cancelled(call)
             raise
@@ -414,6 +438,10 @@ class _Call:
     ) -> None:
         self.operation, self.sandbox_id, self.args = operation, sandbox_id, args
         self.request_id, self.timeout_s = request_id, timeout_s
+
+    def with_more(self, args: dict[str, Any]) -> _Call:
+        """The same call with more arguments, as a request of its own."""
+        return _Call(self.operation, self.sandbox_id, {**self.args, **args}, new_request_id(), self.timeout_s)
 
 
 class _Reporter:

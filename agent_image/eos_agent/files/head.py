@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.files import text
@@ -34,6 +35,7 @@ from eos_agent.wire.encoding import UTF8, encoding_of
 from eos_agent.wire.protocol import OperationError
 from eos_agent.wire.workspace_path import resolve
 from layerstack.errors import AlreadyExists, LayerStackError, NotADirectory, NotAFile, NotEmpty, NotFound
+from layerstack.history import versions
 from layerstack.model.conflict import path_json
 from layerstack.model.file_change import FileChange
 from layerstack.model.paths import ancestors
@@ -66,12 +68,10 @@ def perform_on_head(
         OperationError: as contract 1.2.5 to 1.2.7.
         LayerStackError, OSError: the store refused the publication.
     """
-    if name == "read":
-        return _read(store, root, args)
-    if name == "list":
-        return _list(store, root, args)
-    if name == "stat":
-        return _stat(store, root, args)
+    reading = {"read": _read, "list": _list, "stat": _stat}.get(name)
+    if reading is not None:
+        found = reading(store, root, args)
+        return found if args.get("version") is None else {**found, "version": args["version"]}
     if name in ("delete", "move", "patch"):
         author = Author(f"operation:{request_id}", request_id, agent)
         if name == "patch":
@@ -109,6 +109,12 @@ def perform_on_head(
         **path_json(path),
         "bytes_written": len(data or b""),
     }
+
+
+def _opened(store: Store, args: Mapping[str, Any]) -> AbstractContextManager[Snapshot]:
+    """Open the version that a reading operation names, or the head."""
+    version = args.get("version")
+    return store.reading() if version is None else versions.opened(store, version)
 
 
 def _exists(snapshot: Snapshot, path: str) -> bool:
@@ -154,7 +160,7 @@ def _entry(snapshot: Snapshot, path: str) -> Entry:
 
 
 def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    with store.reading() as snapshot:
+    with _opened(store, args) as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p))
         entry = _entry(snapshot, path)
         if entry.kind != "file":
@@ -165,7 +171,7 @@ def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    with store.reading() as snapshot:
+    with _opened(store, args) as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p), allow_root=True)
         entry = _entry(snapshot, path) if path else None
         if entry is not None and entry.kind != "directory":
@@ -179,7 +185,7 @@ def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stat(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    with store.reading() as snapshot:
+    with _opened(store, args) as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p), allow_root=True)
         entry = _entry(snapshot, path)
         target = os.readlink(entry.real_path) if entry.kind == "symlink" else None

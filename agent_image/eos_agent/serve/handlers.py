@@ -33,7 +33,7 @@ from eos_agent.wire.arguments import check_arguments
 from eos_agent.wire.encoding import bytes_of, encoding_of
 from eos_agent.wire.operations import INTERNAL_NAMES, find
 from eos_agent.wire.operations_observe import OBSERVABILITY
-from eos_agent.wire.protocol import UNKNOWN_OP, OperationError, Request
+from eos_agent.wire.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 
 if TYPE_CHECKING:
     from layerstack.export.stream import FileRange
@@ -229,6 +229,13 @@ class Handlers:
             content = args.pop("content", None)
             data = None if content is None else bytes_of(content, encoding_of(args))
             args = {**limits, **args}
+            if session_id is not None and "version" in args:
+                raise OperationError(
+                    INVALID_REQUEST,
+                    f"file_{name} reads either a version or a session",
+                    {"argument": "version"},
+                    reason="one_of_two",
+                )
             if session_id is not None:
                 return await file_calls.file_op(self.sessions, session_id, name, args, data)
             with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):
@@ -274,7 +281,15 @@ class Handlers:
             "dead_sessions": dead,
             "drafts": rows,
             "layers": max(0, len(self.store.head.layers) - 1),
+            "newest_version": self._newest_version(),
         }
+
+    def _newest_version(self) -> int:
+        """The version of the newest publication; 0 without any. A squash makes a version of its own, with no
+        change.
+        """
+        top = self.store.head.layers[0]
+        return 0 if top.is_base else self.store.layers.get(top.layer_id).version
 
     async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         dead = await self.sessions.dead_rows(patient=True)

@@ -133,4 +133,13 @@ PATH_B64 = Argument(
     ours=True,
     hidden=True,
 )
+AT_VERSION = Argument(
+    "version",
+    "integer",
+    help="Read this published version instead of the head.",
+    minimum=1,
+    value="N",
+    ours=True,
+    hidden=True,
+)
 CURSOR = Argument("cursor", "string", help="The previous answer's next.", value="CURSOR")

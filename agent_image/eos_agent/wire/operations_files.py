@@ -5,6 +5,7 @@ from __future__ import annotations
 from eos_agent.wire.operation import (
     AGENT,
     AGENT_SETS,
+    AT_VERSION,
     CURSOR,
     PATH,
     PATH_B64,
@@ -25,6 +26,7 @@ _FILE_CHANGE = (
 _ENCODING = Argument(
     "encoding", "string", help="utf-8 when absent; or latin-1, base64.", value="NAME", ours=True
 )
+_AT_VERSION = ResultField("version", "integer", "with version: the version that was read", ours=True)
 _BEYOND = ResultField("path_b64", "string", "when path is not UTF-8", ours=True)
 
 CONTRACT_FILES: tuple[Operation, ...] = (
@@ -52,6 +54,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             SESSION,
             _ENCODING,
             PATH_B64,
+            AT_VERSION,
         ),
         read_only=True,
         idempotent=True,
@@ -90,6 +93,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
                 ours=True,
             ),
             ResultField("encoding", "string", "encoding of content, when not utf-8", ours=True),
+            _AT_VERSION,
             ResultField(
                 "offset",
                 "integer",
@@ -229,6 +233,7 @@ MORE_FILES: tuple[Operation, ...] = (
             CURSOR._replace(ours=True),
             SESSION,
             PATH_B64,
+            AT_VERSION,
         ),
         read_only=True,
         idempotent=True,
@@ -239,6 +244,7 @@ MORE_FILES: tuple[Operation, ...] = (
             ResultField("entries", "array"),
             ResultField("truncated", "boolean"),
             ResultField("next", "string", "cursor of the next page, when there is one"),
+            _AT_VERSION,
         ),
         sets=AGENT_SETS,
         ours=True,
@@ -303,7 +309,7 @@ MORE_FILES: tuple[Operation, ...] = (
         "file",
         "Kind, size and mode of a path",
         "Return kind, size, mode, owner and time of a path; of a symlink, which is not followed, its target.",
-        (PATH._replace(help="Path in the workspace; empty for its root."), SESSION, PATH_B64),
+        (PATH._replace(help="Path in the workspace; empty for its root."), SESSION, PATH_B64, AT_VERSION),
         read_only=True,
         idempotent=True,
         related=("file_list", "file_read"),
@@ -319,6 +325,7 @@ MORE_FILES: tuple[Operation, ...] = (
             ResultField("links", "integer", "number of hard links of a file"),
             ResultField("target", "string", "where a symlink points"),
             ResultField("path_b64", "string", "when path is not UTF-8"),
+            _AT_VERSION,
         ),
         sets=RUNTIME_SETS,
         ours=True,
