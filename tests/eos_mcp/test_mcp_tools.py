@@ -326,13 +326,14 @@ def test_a_long_output_shows_head_and_tail_and_names_the_command_that_has_the_re
 
 
 @pytest.mark.parametrize("mode", ERAS)
-def test_resources_and_prompts_are_empty_lists_and_reading_one_is_an_error_that_names_it(
+def test_resources_and_prompts_of_the_drop_in_program_are_empty_lists_and_reading_one_is_an_error(
     mode: ConnectMode,
 ) -> None:
     from mcp.shared.exceptions import MCPError
 
     async def go() -> None:
-        async with Client(app.build(ServerOptions(), gateway=ScriptedGateway()).server, mode=mode) as client:
+        options = ServerOptions(program=SANDBOX, tool_set="all")
+        async with Client(app.build(options, gateway=ScriptedGateway()).server, mode=mode) as client:
             assert (await client.list_resources()).resources == []
             assert (await client.list_resource_templates()).resource_templates == []
             assert (await client.list_prompts()).prompts == []
