@@ -219,3 +219,27 @@ def test_a_draft_is_carried_over_to_the_head_or_every_conflict_is_told(agent: Ag
     assert agent.call("list_drafts")["drafts"] == []
     assert agent.read("added") == "new"
     assert {owner for _, _, owner in blame(agent, "added")} == {f"workspace_session:{session}"}
+
+
+def test_files_of_a_version_are_read_listed_and_described_as_they_were(agent: Agent) -> None:
+    first = agent.call("list_versions", limit=1)["versions"][0]["version"]
+    agent.call("file_write", path="src/app.py", content="new\n")
+    agent.call("file_write", path="src/more.py", content="more\n")
+    second = agent.call("list_versions", limit=1)["versions"][0]["version"]
+    agent.run("rm -r src")
+    old = agent.call("file_read", path="src/app.py", version=first)
+    assert (old["version"], old["total_bytes"]) == (first, 34)
+    new = agent.call("file_read", path="src/app.py", version=second)
+    assert (new["version"], new["content"]) == (second, "new")
+    names = [row["name"] for row in agent.call("file_list", path="src", version=second)["entries"]]
+    assert (names[0], "more.py" in names) == ("app.py", True)
+    assert agent.call("file_stat", path="src/more.py", version=second)["size"] == 5
+    assert refused(lambda: agent.call("file_read", path="src/more.py", version=first)).kind == "not_found"
+    assert refused(lambda: agent.call("file_read", path="src/app.py")).kind == "not_found"
+    closed = refused(lambda: agent.call("file_list", path="src", version=second + 9))
+    assert (closed.kind, closed.reason) == ("not_found", "version_not_found")
+    both = refused(
+        lambda: agent.call("file_read", path="a", version=first, workspace_session_id=agent.session())
+    )
+    assert (both.kind, both.reason) == ("invalid_request", "one_of_two")
+    assert "version" not in agent.call("file_read", path="README.md")
