@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import ElicitResult
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.gateway_client.aio import GatewayRequest
 from eos_mcp.mcp import app, confirm
 from eos_mcp.mcp.server_options import SANDBOX, ServerOptions
 from tests.eos_mcp.scripted_gateway import Called, ScriptedGateway, shown
@@ -46,9 +47,9 @@ class Sandbox(ScriptedGateway):
         self.states = list(states)
         self.destroyed = 0
 
-    async def request(self, op: str, args: Mapping[str, Any], **about: Any) -> dict[str, Any]:
-        assert op == "destroy_sandbox"
-        if args.get("dry_run"):
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+        assert request.op == "destroy_sandbox"
+        if request.args.get("dry_run"):
             state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
             return {**RECORD, "dry_run": True, **({} if state is None else {"discarded": state})}
         self.destroyed += 1
@@ -63,8 +64,9 @@ class Export(ScriptedGateway):
         self.conflicts = [{"path": "a", "differs": "edited"}]
         self.written: list[str] = []
 
-    async def request(self, op: str, args: Mapping[str, Any], **about: Any) -> dict[str, Any]:
-        assert op == "export_changes"
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+        args = request.args
+        assert request.op == "export_changes"
         if not args.get("dry_run") and args.get("on_conflict", "fail") != "fail":
             self.written.append(args["on_conflict"])
             return {"files_written": 3}

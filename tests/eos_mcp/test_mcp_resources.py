@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 
 from eos_agent.wire.protocol import NOT_FOUND, OPERATION_FAILED, OperationError
 from eos_mcp.catalog import ALL
+from eos_mcp.gateway_client.aio import GatewayRequest
 from eos_mcp.mcp import app, schema
 from eos_mcp.mcp.server_options import SANDBOX, SETS, ServerOptions
 from tests.eos_mcp.scripted_gateway import Reply, ScriptedGateway
@@ -172,8 +173,8 @@ class Files(ScriptedGateway):
         super().__init__(**replies)
         self._page = file_pages(raw)
 
-    async def request(self, op: str, args: Any, **about: Any) -> dict[str, Any]:
-        return self._page(dict(args)) if op == "file_read" else await super().request(op, args, **about)
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+        return self._page(dict(request.args)) if request.op == "file_read" else await super().perform(request)
 
 
 @both
@@ -224,8 +225,8 @@ def test_a_version_shows_the_paths_that_it_changed_and_the_next_page() -> None:
 
 def test_the_output_of_a_command_is_plain_and_paged() -> None:
     class Output(ScriptedGateway):
-        async def request(self, op: str, args: Any, **about: Any) -> dict[str, Any]:
-            at = args["start_offset"]
+        async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+            at = request.args["start_offset"]
             rows = "\n".join(f"\x1b[31m{n} {'x' * 200}\x1b[0m" for n in range(at, at + 1000))
             return {"output": rows, "end_offset": at + 1000, "total_lines": 3000}
 

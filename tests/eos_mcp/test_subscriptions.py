@@ -14,6 +14,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.gateway_client.aio import GatewayRequest
 from eos_mcp.mcp import app, subscriptions
 from eos_mcp.mcp.server_options import ServerOptions
 from tests.eos_mcp.scripted_gateway import ScriptedGateway
@@ -32,9 +33,8 @@ class Publishing(ScriptedGateway):
         self.version, self.silent = 1, False
         self._polled = asyncio.Event()
 
-    async def request(self, op: str, args: Any, **about: Any) -> dict[str, Any]:
-        assert op == "layerstack"
-        self.asked.append((op, dict(args), about["sandbox_id"], "", 0.0, False))  # type: ignore[arg-type]
+    async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+        assert request.op == "layerstack"
         self._polled.set()
         if self.silent:
             raise OperationError(OPERATION_FAILED, "no answer", reason="sandbox_unreachable")
