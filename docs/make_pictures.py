@@ -333,7 +333,7 @@ def session() -> Picture:
     p.arrow([(400, 96), (400, 170)])
     p.arrow(
         [(500, 190), (560, 190), (560, 222), (500, 222)],
-        ["rebase; publish with keep_open;", "rejected publish: it goes on"],
+        ["rebase; publish with keep_open;", "rejected publish: it stays"],
         (566, 202),
         anchor="start",
     )

@@ -12,7 +12,7 @@ from eos_mcp.mcp.json_values import Object, rows
 from eos_mcp.requests.roots import inside
 
 NEVER = frozenset({"destroy_sandbox"})
-"""Operations that act on a sandbox that was named only."""
+"""Operations that always need an explicit sandbox_id."""
 GONE = frozenset({"failed", "stopped", "stopping", "creating"})
 SHOWN = 20
 CLIENTS = 64
@@ -30,11 +30,12 @@ def wants(operation: Operation) -> bool:
 
 
 def choose(listed: Object, places: Sequence[str], name: str) -> str:
-    """Return the id of the sandbox that is meant.
+    """Return the id of the sandbox of a call that names none.
 
     Args:
         listed: the answer of list_sandboxes.
         places: directories in which the client works, resolved.
+        name: the operation, for the error.
     Raises:
         OperationError: invalid_request, reason `sandbox_ambiguous` with the sandboxes, or `no_sandbox`.
     """

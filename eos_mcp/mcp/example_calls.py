@@ -1,4 +1,4 @@
-"""One right call of each tool, shown with a refusal of its arguments. Pure."""
+"""One valid call of each tool, shown with a refusal of its arguments. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _VERSIONS = {"diff_versions": {"from": 3, "to": 5}}
 _ABOUT_PLACES = frozenset(
     {"outside_roots", "sensitive_place", "for_a_person", "no_directory", "not_absolute"}
 )
-"""Reasons of refusals in which the form of the arguments is right."""
+"""Reasons of refusals of arguments that are well formed."""
 _WITHOUT_ARGUMENT = frozenset({"unknown_argument", "missing_argument", "wrong_type", "bad_argument"})
 
 

@@ -1,7 +1,8 @@
-"""Images and PDFs that file_read finds: content that a model sees, in the place of the refusal of a text.
+"""Images and PDFs in file_read: content that a model sees, in place of the refusal of a file that is not
+text.
 
 The agent refuses a file that is not UTF-8 (`not_utf8`). Its bytes are then read in base64, page by page; the
-first of them, not the name, say what it is.
+first bytes, not the name, give the media type.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def media_type(head: bytes) -> str | None:
 
 
 def may_be_media(args: Mapping[str, Any], reply: Object) -> bool:
-    """Return True when file_read refused one file since it is not text."""
+    """Return True when file_read refused a single file because it is not text."""
     failure = reply.get("error")
     details = failure.get("details") if is_object(failure) else None
     refused = is_object(details) and details.get("reason") == "not_utf8"
@@ -48,8 +49,9 @@ def may_be_media(args: Mapping[str, Any], reply: Object) -> bool:
 
 
 async def fetched(args: Mapping[str, Any], reply: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Give the file as a result with `media_type`, its bytes in base64 in `content`, or `reply` for another
-    kind of file, one above MEDIA_BYTES, and one that grows or shrinks during the call.
+    """Return the file as a result with `media_type` and its bytes in base64 in `content`. Return `reply` for
+    another kind of file, for one that grows or shrinks during the call, and, with another hint, for one above
+    MEDIA_BYTES.
     """
     same = {key: args[key] for key in ("path", "path_b64", "workspace_session_id") if args.get(key)}
     raw = bytearray()
@@ -103,7 +105,7 @@ def text(reply: Object) -> str:
 
 
 def taken_out(reply: dict[str, Any]) -> list[types.ContentBlock]:
-    """Take the bytes out of a result of `fetched`, as content; no content for any other result."""
+    """Remove the bytes from a result of `fetched` and return them as content; [] for any other result."""
     kind = reply.get("media_type")
     if not isinstance(kind, str) or "content" not in reply:
         return []

@@ -1,8 +1,8 @@
 """Arguments as models send them, made into those that the catalog checks. Pure.
 
-Clients in strict mode fill every argument in, with null, "" or 0 for those that a model leaves out; other
-models write numbers and arrays as text. What cannot be meant otherwise is taken as it is meant; all else is
-left for the check, which refuses it by name.
+Clients in strict mode fill in every argument, with null, "" or 0 for those that a model leaves out; other
+models write numbers and arrays as text. A value with only one possible meaning is converted; any other is
+left as it is, and the check of arguments refuses it by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXT_MAX = 1 << 20
 SANDBOX = "sandbox_id"
 NAMES = frozenset({SANDBOX, "agent", "user", "cursor", "after", "image"})
 ABSENT_AT_ZERO = frozenset({"timeout_ms", "limit"})
-"""Limits for which 0 means none: a strict client's filling would kill a command at its start."""
+"""Limits for which 0 means none: the 0 of a strict client would kill a command at its start."""
 EDIT_KEYS = ("old_string", "new_string", "replace_all")
 
 
@@ -165,7 +165,7 @@ def _environment(value: Any) -> Any:
 
 
 def _pairs(value: Any) -> Any:
-    """An object, or an array of "key=value", as an object."""
+    """Convert an array of "key=value" into an object; return any other value as it is."""
     if _list(value) and all(_text(one) and "=" in one for one in value):
         return {one.rpartition("=")[0]: one.rpartition("=")[2] for one in value}
     return value
@@ -178,7 +178,7 @@ def _scalar(value: Any) -> str | None:
 
 
 def _edits(found: dict[str, Any]) -> None:
-    """One edit given beside the path, as other servers' edit tools have it."""
+    """Move one edit that is given beside the path, as in the edit tools of other servers, into `edits`."""
     if "edits" in found or "old_string" not in found or "new_string" not in found:
         return
     edit = {name: found.pop(name) for name in EDIT_KEYS if name in found}
@@ -190,7 +190,7 @@ def _edits(found: dict[str, Any]) -> None:
 
 
 def _parsed(value: Any, openings: str) -> Any:
-    """The array or object in a text of JSON; anything else as it is."""
+    """Decode an array or object that is given as JSON text; return any other value as it is."""
     if not _text(value) or len(value) > TEXT_MAX or value.lstrip()[:1] not in tuple(openings):
         return value
     try:

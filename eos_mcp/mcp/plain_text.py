@@ -1,7 +1,7 @@
 """Terminal output as plain text: without escape codes, as a model reads it. Pure.
 
-Rows keep their numbers: no line end is added or removed. Between the switch to the alternate screen and the
-switch back a terminal shows another page; of that nothing is left in the text.
+Rows keep their numbers: no line end is added or removed. Output on the alternate screen, which a terminal
+shows between the switch to it and the switch back, is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OVERSTRIKES_MAX = 8
 
 
 def plain(text: str, *, inside: bool = False) -> str:
-    """The text without escape codes, other control characters, and what was on the alternate screen.
+    """Return the text without escape codes, other control characters, and output on the alternate screen.
 
     Args:
         inside: the alternate screen was on before the text.
@@ -46,13 +46,13 @@ def _needs(text: str) -> bool:
 
 
 def _without_alternate(text: str, inside: bool) -> str:
-    """The text without its parts on the alternate screen; of those only line ends stay."""
+    """Remove the parts on the alternate screen, except for their line ends."""
     kept: list[str] = []
     at, on = 0, inside
     for found in _ALTERNATE.finditer(text):
         leaves = found.group(1) == "l"
         if leaves and not on and not kept and at == 0:
-            on = True  # it was on before this text
+            on = True  # the alternate screen was on before this text
         part = text[at : found.start()]
         kept.append("\n" * part.count("\n") if on else part)
         on, at = not leaves, found.end()

@@ -1,8 +1,8 @@
-"""Results as text that a model reads: complete by itself, since some clients show it and nothing else;
-compact, since it costs tokens.
+"""Results as text that a model reads: complete by itself, since some clients show nothing else; compact,
+since it costs tokens.
 
-Every operation has the common form, compact JSON. Those that are called all the time, or whose answer says
-what to do next, have their own.
+The text of an operation is compact JSON, unless `_TEXTS` has a function for it: for frequent operations, and
+for those whose answer names the next step.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def result(name: str, args: Object, reply: Object) -> str:
     """The text of one reply of operation `name`, error envelopes included."""
     if "error" in reply:
         return error(reply["error"], name)
-    form = _FORMS.get(name)
-    if form is None:
+    text_of = _TEXTS.get(name)
+    if text_of is None:
         return compact(reply)
     try:
-        return form(args, reply)
+        return text_of(args, reply)
     except (
         TypeError,
         ValueError,
         LookupError,
         AttributeError,
-    ):  # a reply of another shape than the form knows
+    ):  # a reply of another shape than the function knows
         return compact(reply)
 
 
@@ -53,7 +53,7 @@ def error(failure: Object, name: str) -> str:
     if is_object(rejection):
         lines += render_conflicts.rejection(rejection)
         lines.append(render_conflicts.next_step({**details, "publish_rejection": rejection}))
-        hint = None  # said with the names in it
+        hint = None  # `next_step` has it, with ids
         for said in ("workspace_session_id", "draft_id", "stage"):
             details.pop(said, None)
     details.pop("session_retained", None)
@@ -76,7 +76,7 @@ def was_cut(reply: Object) -> bool:
 
 
 def _limit(args: Object, least: int) -> int:
-    """Characters of lines that a model gets that asked for more than it gets by default."""
+    """Limit in characters of the lines in a text; larger if the call asks for more lines than the default."""
     return LARGE_PAGE if known_clients.asks_for_more(args) else least
 
 
@@ -85,7 +85,7 @@ def head_and_tail(text: str, first_line: int, more: Callable[[int], str], *, lim
 
     Args:
         first_line: number of the text's first line, as `more` counts.
-        more: line number -> how to read on from there.
+        more: line number -> the call that reads from there.
     """
     if len(text) <= limit:
         return text
@@ -424,7 +424,7 @@ def _after_publish(reply: Object) -> str:
     """State of the session after a publish: open with keep_open, unless that failed."""
     if reply.get("kept_open"):
         address = f", address {reply['address']}" if reply.get("address") else ""
-        return f"goes on, base version {reply.get('base_version')}{address}"
+        return f"stays open, base version {reply.get('base_version')}{address}"
     why = reply.get("not_kept_open")
     return "is closed" + (f", it could not be kept open: {why.get('message')}" if is_object(why) else "")
 
@@ -438,7 +438,7 @@ def _destroyed(args: Object, reply: Object) -> str:
 
 
 def _table(key: str, columns: Sequence[str], nothing: str) -> Callable[[Object, Object], str]:
-    def form(args: Object, reply: Object) -> str:
+    def text_of(args: Object, reply: Object) -> str:
         found = rows(reply.get(key))
         if not found:
             return nothing
@@ -448,7 +448,7 @@ def _table(key: str, columns: Sequence[str], nothing: str) -> Callable[[Object, 
             lines.append(f"more: call again with after={reply['next']}")
         return "\n".join(lines)
 
-    return form
+    return text_of
 
 
 _live_sessions = _table(
@@ -612,7 +612,7 @@ def _export(args: Object, reply: Object) -> str:
     return "\n".join(lines)
 
 
-_FORMS: dict[str, Callable[[Object, Object], str]] = {
+_TEXTS: dict[str, Callable[[Object, Object], str]] = {
     "create_sandbox": _created,
     "destroy_sandbox": _removed,
     "list_sandboxes": _sandboxes,

@@ -1,5 +1,5 @@
-"""A refused publication spelled out: each path with base, ours and theirs, the lines, who was first, and what
-to do next.
+"""Texts of a refused publication and of resolved conflicts: each path with base, ours and theirs, the lines,
+the author of theirs, and the next step.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _conflicts(around: Object) -> list[Object]:
 
 
 def _units(around: Object) -> list[str]:
-    """Other way for each unit that both sides changed: its files belong together."""
+    """Hint for each unit that both sides changed."""
     units = [(conflict.get("path"), conflict.get("unit")) for conflict in _conflicts(around)]
     return [f"{path}: {unit.get('hint')}" for path, unit in units if is_object(unit)]
 
@@ -123,7 +123,7 @@ def _conflict(conflict: Object, left: list[int]) -> list[str]:
         lines.append(f"  {conflict.get('renamed_by')} has it at {renamed.get('path')}")
     layer = conflict.get("theirs_layer")
     if is_object(layer):
-        who = layer.get("agent") or layer.get("owner") or "somebody"
+        who = layer.get("agent") or layer.get("owner") or "an unknown author"
         lines.append(f"  theirs: version {layer.get('manifest_version')} by {who}")
     hunks = rows(conflict.get("hunks"))
     for hunk in hunks[:HUNKS]:
@@ -164,7 +164,7 @@ def _texts(hunk: Object, left: list[int]) -> list[str]:
 
 
 def _end(left: list[int]) -> bool:
-    """Note that the texts end here, said once."""
+    """Note that the mark for cut texts was written; it is written once."""
     left[0] = -1
     return True
 

@@ -29,7 +29,7 @@ def patched(args: Object, reply: Object) -> str:
 
 
 def several_read(reply: Object, one: Callable[[Object], str]) -> str:
-    """Text of file_read of several paths; `one` makes the text of one file."""
+    """Text of file_read of several paths; `one` renders one file."""
     texts: list[str] = []
     for row in rows(reply.get("files")):
         failure = row.get("error")

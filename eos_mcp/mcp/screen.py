@@ -1,7 +1,7 @@
 """A terminal's screen of 24 rows and 80 columns, from the bytes that a full-screen program wrote. Pure.
 
-It knows what such programs use: cursor moves, erasing, inserting and deleting, the scroll region, tabs, wide
-characters. Colours and modes are passed over. Whatever comes, it raises nothing, and its size is fixed.
+Implemented: cursor moves, erasing, inserting and deleting, the scroll region, tabs, wide characters. Colours
+and modes are ignored. No input raises an exception, and the size is fixed. Source: console_codes(4).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTIAL_MAX = 4096
 
 
 class Screen:
-    """The cells; `feed` may be called in any pieces that end between characters."""
+    """The cells of the screen."""
 
     def __init__(self, rows: int = ROWS, columns: int = COLUMNS) -> None:
         self._rows, self._columns = rows, columns
@@ -54,7 +54,7 @@ class Screen:
         return found
 
     def feed(self, text: str) -> None:
-        """Show what was written."""
+        """Apply output to the screen. Sequences may be split between two calls, characters not."""
         text, self._rest = self._rest + text, ""
         at = 0
         while at < len(text):
@@ -82,7 +82,7 @@ class Screen:
             return
         if self._wraps or self.column + width > self._columns:
             self.column, self._wraps = 0, False
-            self._down()
+            self._line_feed()
         row = self._cells[self.row]
         row[self.column] = character
         if width == 2 and self.column + 1 < self._columns:
@@ -95,7 +95,7 @@ class Screen:
     def _control(self, character: str) -> None:
         self._wraps = False
         if character in "\n\v\f":
-            self._down()
+            self._line_feed()
             self.column = 0  # the transcript keeps no CR before a LF
         elif character == "\r":
             self.column = 0
@@ -104,7 +104,7 @@ class Screen:
         elif character == "\t":
             self.column = min(self._columns - 1, (self.column // 8 + 1) * 8)
 
-    def _down(self) -> None:
+    def _line_feed(self) -> None:
         if self.row == self._bottom:
             self._scroll(self._top, 1)
         else:
@@ -123,9 +123,9 @@ class Screen:
         if which == "7":
             self._saved = (self.row, self.column)
         elif which == "8":
-            self._go(*self._saved)
+            self._move_to(*self._saved)
         elif which in "DE":
-            self._down()
+            self._line_feed()
             self.column = 0 if which == "E" else self.column
         elif which == "M":
             if self.row == self._top:
@@ -135,7 +135,7 @@ class Screen:
         elif which == "c":
             self._reset()
 
-    def _go(self, row: int, column: int) -> None:
+    def _move_to(self, row: int, column: int) -> None:
         self.row = max(0, min(self._rows - 1, row))
         self.column = max(0, min(self._columns - 1, column))
         self._wraps = False
@@ -151,13 +151,13 @@ class Screen:
             pass
         elif final in _MOVES:
             down, right = _MOVES[final]
-            self._go(self.row + down * count, 0 if final in "EF" else self.column + right * count)
+            self._move_to(self.row + down * count, 0 if final in "EF" else self.column + right * count)
         elif final in "Hf":
-            self._go(max(1, first) - 1, max(1, second) - 1)
+            self._move_to(max(1, first) - 1, max(1, second) - 1)
         elif final in "G`":
-            self._go(self.row, count - 1)
+            self._move_to(self.row, count - 1)
         elif final == "d":
-            self._go(count - 1, self.column)
+            self._move_to(count - 1, self.column)
         elif final == "J":
             self._erase_screen(first)
         elif final == "K":
@@ -166,15 +166,15 @@ class Screen:
             bottom = min(self._rows, second or self._rows) - 1
             if max(1, first) - 1 < bottom:
                 self._top, self._bottom = max(1, first) - 1, bottom
-                self._go(0, 0)
+                self._move_to(0, 0)
         elif final == "s":
             self._saved = (self.row, self.column)
         elif final == "u":
-            self._go(*self._saved)
+            self._move_to(*self._saved)
         else:
-            self._change(final, count)
+            self._edit(final, count)
 
-    def _change(self, final: str, count: int) -> None:
+    def _edit(self, final: str, count: int) -> None:
         """Insert, delete, scroll, repeat."""
         row, at = self._cells[self.row], self.column
         if final == "L" and self._top <= self.row <= self._bottom:

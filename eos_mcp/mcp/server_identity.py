@@ -38,7 +38,7 @@ _WORK = """\
 A sandbox holds a project as immutable layers. Sessions are private writable views; publishing adds a layer, all or nothing.
 - One-off: exec_command without workspace_session_id publishes what the command changed when it ends; file_write and file_edit publish at once.
 - Several steps: create_workspace_session, pass its id to exec_command and file_*; its changes stay private until publish_workspace_session.
-- status "running": go on with read_command_lines or write_command_stdin and command_session_id. No output is lost.\
+- status "running": continue with read_command_lines or write_command_stdin and command_session_id. No output is lost.\
 """  # noqa: E501
 _RESOLVE = """
 - A rejected publish changes nothing and loses nothing: the result lists each conflict and names the call that resolves it: \

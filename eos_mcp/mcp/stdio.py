@@ -7,9 +7,9 @@ and keeps the rest. Descriptors 0 and 1 are moved away first and replaced by the
 error: what a library prints, or a child reads, does not touch the protocol.
 
 The end: end of input, a broken output, SIGTERM, SIGINT and SIGHUP all end the process within three seconds,
-whatever
-a thread or the loop is stuck in. At the end of input requests that are nearly done get their answer; what
-still runs is left to the sandbox, which keeps its output.
+even if a thread or the loop hangs. At the end of input, requests that are nearly done get their answer.
+Commands that still run keep their output in the sandbox; the gateway decides on their end
+(`eos_mcp.gateway.departed`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The output of a command for a model: plain text, and the screen of a program that uses the whole of it."""
+"""The output of a command for a model: plain text, and the screen of a full-screen program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Read = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def wanted(name: str, checked: dict[str, Any], reply: dict[str, Any]) -> bool:
-    """Return True for a reply with output that is to be plain."""
+    """Return True for a reply whose output is converted to plain text."""
     return (
         name in OPERATIONS
         and checked.get("raw") is not True
@@ -40,7 +40,7 @@ def wanted(name: str, checked: dict[str, Any], reply: dict[str, Any]) -> bool:
 
 
 async def readable(reply: dict[str, Any], read: Read) -> dict[str, Any]:
-    """The reply with plain text. `screen` has the screen, while the program shows one of its own."""
+    """Return the reply with plain text, and with `screen` while the program uses the alternate screen."""
     found = dict(reply)
     first = found.get("screen_offset")
     inside = isinstance(first, int) and first < int(found.get("start_offset") or 0)
@@ -58,7 +58,7 @@ async def readable(reply: dict[str, Any], read: Read) -> dict[str, Any]:
 
 
 async def _screen(first: int, read: Read) -> list[str] | None:
-    """The screen as the rows from `first` on have left it; None where they cannot be read."""
+    """Return the screen after the rows from `first` on; None if they cannot be read."""
     screen, at = Screen(), first
     try:
         for page in range(PAGES_MAX):
@@ -77,5 +77,5 @@ async def _screen(first: int, read: Read) -> list[str] | None:
 
 
 def without_blank_rows(text: str) -> str:
-    """The text with at most two blank rows in a row, such as another screen leaves."""
+    """Reduce runs of blank rows, which the removal of the alternate screen leaves, to two."""
     return _BLANK_ROWS.sub("\n\n\n", text)

@@ -46,7 +46,7 @@ from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 log = logging.getLogger("eos.mcp")
 
-# Creating, exporting: as long as it takes, but not for ever.
+# For operations whose budget has no limit, such as create_sandbox and export_changes.
 UNBOUNDED_S = 1800.0
 FIRST_PROGRESS_S = 1.5
 NEXT_PROGRESS_S = 5.0
@@ -60,7 +60,7 @@ CANCELLED_THERE = frozenset(
 CANCEL_BUSY_S, CANCEL_PAUSE_S = (
     10.0,
     0.1,
-)  # a sandbox that has no connection free is asked again: the command would go on unseen
+)  # a sandbox without a free connection is asked again: else the command would keep running unseen
 
 
 Report = Callable[[float, str], Awaitable[None]]
@@ -258,7 +258,7 @@ class Tools:
     async def _shown(
         self, call: _Call, checked: dict[str, Any], reply: dict[str, Any], client: Client
     ) -> tuple[dict[str, Any], str]:
-        """The result as the client gets it, and its text."""
+        """Return the result for the client, and its text."""
         operation = call.operation
         if self._for_models and operation.name == "file_read" and media.may_be_media(checked, reply):
             reply = await self._media(call, checked, reply)
@@ -309,7 +309,9 @@ class Tools:
         return await media.fetched(checked, reply, read)
 
     async def _chosen_sandbox(self, operation: Operation, client: Client) -> str:
-        """The sandbox of a call that names none. The client's roots are asked for where that decides."""
+        """Return the sandbox of a call that names none. The client's roots are requested only if the
+        directory of this server does not decide.
+        """
         listed = await self._gateway.request(
             "list_sandboxes", {}, sandbox_id=None, request_id=new_request_id(), timeout_s=LIST_S
         )
@@ -335,10 +337,11 @@ class Tools:
     def _limit_wait(
         self, operation: Operation, checked: dict[str, Any], client: Client, *, progress: bool
     ) -> None:
-        """The waiting argument, such as `yield_time_ms`: our default, and at most what the client waits.
+        """Set the default of the waiting argument, such as `yield_time_ms`, and limit it to the time that
+        the client waits.
 
-        Many clients give up on a call after 60 s, and do not count progress; the command goes on, and its
-        handle comes back.
+        Many clients give up on a call after 60 s, whatever progress they get. The command keeps running, and
+        the answer has its id.
         """
         argument = operation.waits
         if not isinstance(argument, str) or not argument.endswith("_ms"):

@@ -1,8 +1,8 @@
 """Truncate long replies for models: the first page, as if less had been requested, and the argument for the
 next page. No I/O.
 
-Common clients hand the structured content to the model and refuse what is over some 25,000 tokens of it.
-Offsets stay those of the whole.
+Common clients give the structured content to the model and refuse more than some 25,000 tokens. Offsets
+remain those of the whole output.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Reply = dict[str, Any]
 
 
 def fit(name: str, reply: Reply, page: int = BUDGET) -> Reply:
-    """`reply`, or a shorter one that is just as true: it is marked as truncated and says how to go on.
+    """Return `reply`, or a shorter one with correct numbers that names the argument for the next page.
 
     Args:
         page: characters of lines that read_command_lines and file_read return.
     """
-    form = _FORMS.get(name)
+    shorten = _TRUNCATIONS.get(name)
     if "error" in reply:
         return truncate_rows.bounded_error(reply, BUDGET)
-    if form is None:
+    if shorten is None:
         return truncate_rows.bounded(reply, BUDGET)
     try:
-        if form in (_command_lines, _file_read):
-            return form(reply, page)
-        return form(reply)
+        if shorten in (_command_lines, _file_read):
+            return shorten(reply, page)
+        return shorten(reply)
     except (
         TypeError,
         ValueError,
         LookupError,
         AttributeError,
-    ):  # a reply of another shape than the form knows
+    ):  # a reply of another shape than the function knows
         return reply
 
 
@@ -217,7 +217,7 @@ def _export(reply: Reply) -> Reply:
     return found
 
 
-_FORMS: dict[str, Callable[..., Reply]] = {
+_TRUNCATIONS: dict[str, Callable[..., Reply]] = {
     "export_changes": _export,
     "exec_command": _command,
     "write_command_stdin": _command,

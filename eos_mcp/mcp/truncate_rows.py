@@ -1,4 +1,4 @@
-"""Shorten replies that are long because of a list: its first rows, and the number of the others. Pure."""
+"""Truncate the lists of a reply that is too long: keep the first rows, and count the others. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CURSORS = {
     "commands": ("next", "command_session_id"),
     "versions": ("next", "version"),
 }
-"""Lists with pages: the key that says where the next begins, and the key of a row from which it is taken."""
+"""Lists with pages: the reply's key for the next page, and the key of the last row that has its value."""
 LEAST_ROWS = 1
 NEWEST = frozenset({"events", "points"})
 """Lists of which the last rows are kept: they are the newest."""
@@ -23,7 +23,7 @@ def size(value: object) -> int:
 
 
 def bounded(reply: Reply, budget: int) -> Reply:
-    """The reply with lists short enough that it has at most about `budget` characters.
+    """Return the reply with its lists truncated, so that it has about `budget` characters at most.
 
     `truncated` and `left_out` (key: number of rows) say that rows are missing.
     """
@@ -40,7 +40,8 @@ def bounded(reply: Reply, budget: int) -> Reply:
 
 
 def bounded_error(reply: Reply, budget: int) -> Reply:
-    """An error envelope with short lists; `conflict_count` and the like beside them count all."""
+    """Return an error envelope with its lists truncated; counts beside them, such as `conflict_count`,
+    stay."""
     if size(reply) <= budget:
         return reply
     failure = dict(reply["error"])

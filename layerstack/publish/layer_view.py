@@ -151,8 +151,8 @@ class LayerView:
             if self.listed(at) is None:
                 self.put(at, found)
 
-    def take_out(self, path: str) -> None:
-        """Remove the layer's own entry, with all in it, and the directories that exist only for it."""
+    def remove(self, path: str) -> None:
+        """Remove the layer's own entry, with everything in it, and directories that exist only for it."""
         if self.listed(path) is not None:
             with self._times_kept(parent_of(path)):
                 self.tree.remove(path)
@@ -166,19 +166,19 @@ class LayerView:
                 self.tree.rmdir(above)
 
     def show_head(self, path: str) -> None:
-        """Make the mount show the head's entry at the path, with all in it."""
+        """Make the mount show the head's entry at the path, with everything in it."""
         state = self.head.find(path)
         if self.listed(path) is not None and not (
             state is not None and equal(state, self.tree.state(path)) and state.kind != DIRECTORY
         ):
-            self.take_out(path)
+            self.remove(path)
         if state is not None and self.is_hidden(path):
             self.put_tree(self.head, path, path, lambda _: True)
 
     def hide(self, path: str) -> None:
         """Make the mount show nothing at the path."""
         if self.listed(path) not in (None, WHITEOUT):
-            self.take_out(path)
+            self.remove(path)
         if self.shown(path) is not None:
             self.open_directory(parent_of(path))
             with self._times_kept(parent_of(path)):
@@ -187,8 +187,8 @@ class LayerView:
     # ---- names
 
     def free_name(self, path: str, side: str, longest: int) -> str:
-        """Find a path beside `path` that no tree has, named after `path` and the side. A name that would be
-        too long is cut at its end; a path that would be too long is in the workspace's root instead.
+        """Find a free path beside `path`, named after it and the side. A name that would be too long is cut
+        at its end; a path that would be too long is in the workspace's root instead.
 
         Args:
             longest: bytes that the new path may have.

@@ -42,8 +42,8 @@ class Labels(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """A text with markers, and its marker lines that have a label, without their newline; none of the three
-    texts contains such a line.
+    """A text with markers, and those of its marker lines that have a label, without newline. None of the
+    three texts contains one of these lines.
     """
 
     content: bytes

@@ -174,7 +174,7 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
         ({}, "session w1 is closed"),
         (
             {"kept_open": True, "base_version": 4, "address": "10.0.0.2"},
-            "session w1 goes on, base version 4, address 10.0.0.2",
+            "session w1 stays open, base version 4, address 10.0.0.2",
         ),
         (
             {"kept_open": False, "not_kept_open": {"message": "no space"}},

@@ -27,8 +27,8 @@ FEW_SEARCHES = 8
 _COMMON = 10  # a line in more places than this does not help to find the nearest one
 
 
-Form = Callable[[bytes], bytes]
-"""A line -> what of it is compared: all, or all but white space at its end."""
+LineKey = Callable[[bytes], bytes]
+"""Line -> the bytes that are compared: all of them, or all before white space at its end."""
 
 
 class Applied(NamedTuple):
@@ -59,7 +59,7 @@ class _Lines:
     """A text as lines, each with its own end."""
 
     def __init__(self, raw: bytes) -> None:
-        self._where: dict[Form, dict[bytes, list[int]]] = {}
+        self._where: dict[LineKey, dict[bytes, list[int]]] = {}
         self.searches = 0
         self.bom = raw.startswith(BOM)
         pieces = (raw[3:] if self.bom else raw).split(b"\n")
@@ -74,14 +74,14 @@ class _Lines:
             self.texts.append(last)
             self.ends.append(b"")
 
-    def where(self, form: Form) -> dict[bytes, list[int]]:
-        """Line in a form -> its places, ascending; made once."""
-        if form not in self._where:
+    def where(self, line_key: LineKey) -> dict[bytes, list[int]]:
+        """Return the places of each compared line, ascending; computed once."""
+        if line_key not in self._where:
             found: dict[bytes, list[int]] = defaultdict(list)
             for at, text in enumerate(self.texts):
-                found[form(text)].append(at)
-            self._where[form] = dict(found)
-        return self._where[form]
+                found[line_key(text)].append(at)
+            self._where[line_key] = dict(found)
+        return self._where[line_key]
 
 
 class _Place(NamedTuple):
@@ -154,14 +154,14 @@ class _Search(NamedTuple):
             if anchored is not None and len(anchored) > 1:
                 raise _ambiguous(anchored, path, number)
             return anchored[0] if anchored else len(texts)
-        forms: tuple[Form, ...] = (bytes, bytes.rstrip)
-        for form in forms:
-            wanted = [form(text) for text in old]
+        line_keys: tuple[LineKey, ...] = (bytes, bytes.rstrip)
+        for line_key in line_keys:
+            wanted = [line_key(text) for text in old]
             if hunk.start is not None:
                 for at in dict.fromkeys((hunk.start - 1 + shift, hunk.start - 1)):
-                    if self.is_at(at, wanted, form):
+                    if self.is_at(at, wanted, line_key):
                         return at
-            found = self.places(wanted, form)
+            found = self.places(wanted, line_key)
             if hunk.at_end:
                 found = [at for at in found if at + len(wanted) == len(texts)]
             if anchored is not None:
@@ -195,26 +195,26 @@ class _Search(NamedTuple):
             starts = [at + 1 for at in (places if last else places[:1])]
         return starts
 
-    def is_at(self, at: int, wanted: list[bytes], form: Form) -> bool:
+    def is_at(self, at: int, wanted: list[bytes], line_key: LineKey) -> bool:
         """Check whether the wanted lines are at this place."""
         if at < 0 or at + len(wanted) > len(self.lines.texts):
             return False
         self.effort.spend(len(wanted), self.path, self.number)
         have = self.lines.texts[at : at + len(wanted)]
-        return have == wanted or (form is not bytes and [form(text) for text in have] == wanted)
+        return have == wanted or (line_key is not bytes and [line_key(text) for text in have] == wanted)
 
-    def places(self, wanted: list[bytes], form: Form) -> list[int]:
+    def places(self, wanted: list[bytes], line_key: LineKey) -> list[int]:
         """Return the places of `wanted`, ascending."""
         self.lines.searches += 1
         if self.lines.searches > FEW_SEARCHES:
-            where = self.lines.where(form)
+            where = self.lines.where(line_key)
             rarest = min(range(len(wanted)), key=lambda offset: len(where.get(wanted[offset], ())))
             hits = where.get(wanted[rarest], [])
             if len(hits) * len(wanted) <= len(self.lines.texts):
-                return [at - rarest for at in hits if self.is_at(at - rarest, wanted, form)]
+                return [at - rarest for at in hits if self.is_at(at - rarest, wanted, line_key)]
         self.effort.spend(len(self.lines.texts), self.path, self.number)
         texts = self.lines.texts
-        return _scan(texts if form is bytes else [form(text) for text in texts], wanted)
+        return _scan(texts if line_key is bytes else [line_key(text) for text in texts], wanted)
 
 
 def _after(found: list[int], top: int) -> int | None:
@@ -253,7 +253,7 @@ def _placed(lines: _Lines, hunk: PatchHunk, at: int) -> _Place:
     texts: list[bytes] = []
     ends: list[bytes] = []
     here = at
-    literal = bool(lines.texts) and _says_ends(lines, hunk, at)
+    literal = bool(lines.texts) and _has_line_ends_of(lines, hunk, at)
     usual = lines.ends[0] if lines.ends and lines.ends[0] else b"\n"
     for mark, text in hunk.lines:
         if mark == " ":
@@ -271,7 +271,7 @@ def _placed(lines: _Lines, hunk: PatchHunk, at: int) -> _Place:
     return _Place(at, size, texts, ends, hunk.new_ends_open if says else None)
 
 
-def _says_ends(lines: _Lines, hunk: PatchHunk, at: int) -> bool:
+def _has_line_ends_of(lines: _Lines, hunk: PatchHunk, at: int) -> bool:
     """True if the patch contains the line ends of the file, as a patch of git does; its line ends are then
     used for its new lines. A patch with other line ends than the file does not define them.
     """
@@ -318,9 +318,8 @@ def _ambiguous(found: Sequence[int], path: str, number: int) -> OperationError:
 
 def _missing(texts: list[bytes], wanted: list[bytes], path: str, number: int, what: str) -> OperationError:
     details: dict[str, object] = {"path": shown(path), "hunk": number, "total_lines": len(texts)}
-    message = f"hunk {number} of {shown(path)}: {what} is not in the file"
-    if what == "its lines":
-        message = f"hunk {number} of {shown(path)}: its lines are not in the file"
+    verb = "are" if what == "its lines" else "is"
+    message = f"hunk {number} of {shown(path)}: {what} {verb} not in the file"
     near = _nearest(texts, wanted)
     if near is not None:
         at, same = near

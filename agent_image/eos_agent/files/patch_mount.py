@@ -74,10 +74,10 @@ def apply_patch(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, A
         _lock(place_fd)  # until this process ends: `clear_after_patch` waits for that
         steps = [_stage(root_fd, place_fd, str(at), one, seen) for at, one in enumerate(plan.changes)]
         made = _missing_folders(root_fd, plan.changes)
-        _note(place_fd, steps, made)
+        _write_journal(place_fd, steps, made)
         try:
             for at, step in enumerate(steps):
-                _take(root_fd, place_fd, str(at), step, seen.get(step.path))
+                _exchange(root_fd, place_fd, str(at), step, seen.get(step.path))
         except BaseException:
             _roll_back(root_fd, place_fd, steps, made)
             raise
@@ -197,21 +197,21 @@ def _missing_folders(root_fd: int, changes: list[FileChange]) -> list[str]:
     return list(found)
 
 
-def _note(place_fd: int, steps: list[_Step], made: list[str]) -> None:
+def _write_journal(place_fd: int, steps: list[_Step], made: list[str]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with _created(JOURNAL + ".new", flags, place_fd) as fd:
         write_all(fd, json.dumps({"format": FORMAT, "steps": steps, "made": made}).encode())
     os.rename(JOURNAL + ".new", JOURNAL, src_dir_fd=place_fd, dst_dir_fd=place_fd)
 
 
-def _take(root_fd: int, place_fd: int, name: str, step: _Step, before: os.stat_result | None) -> None:
+def _exchange(root_fd: int, place_fd: int, name: str, step: _Step, before: os.stat_result | None) -> None:
     """Move one completed file to its path, and the old file to the temporary directory."""
     with parent_of(root_fd, step.path, make=step.kind != GONE) as (parent, own):
         found = lstat(own, parent)
         if (before is None) != (found is None) or (
-            before is not None and found is not None and _mark(before) != _mark(found)
+            before is not None and found is not None and _identity(before) != _identity(found)
         ):
-            raise _changed(step.path)
+            raise _changed_by_another(step.path)
         try:
             if step.kind == EXCHANGE:
                 syscalls.renameat2(
@@ -228,11 +228,11 @@ def _take(root_fd: int, place_fd: int, name: str, step: _Step, before: os.stat_r
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EEXIST):
                 raise
-            raise _changed(step.path) from None
+            raise _changed_by_another(step.path) from None
     if before is not None:
         old = lstat(name, place_fd)
         if old is None or old.st_size != before.st_size or old.st_mtime_ns > before.st_mtime_ns:
-            raise _changed(step.path)  # written since; a copy-up may only make the time less exact
+            raise _changed_by_another(step.path)  # written since; a copy-up may only make the time less exact
 
 
 def _roll_back(root_fd: int, place_fd: int, steps: list[_Step], made: list[str]) -> None:
@@ -259,7 +259,7 @@ def _undo(root_fd: int, place_fd: int, name: str, step: _Step) -> None:
         found = lstat(own, parent)
         if step.kind == GONE:
             if lstat(name, place_fd) is not None:
-                _put_back(place_fd, name, parent, own)
+                _restore(place_fd, name, parent, own)
         elif found is not None and found.st_ino == step.inode:
             if step.kind == NEW:
                 os.unlink(own, dir_fd=parent)
@@ -269,7 +269,7 @@ def _undo(root_fd: int, place_fd: int, name: str, step: _Step) -> None:
                 )
 
 
-def _put_back(place_fd: int, name: str, parent: int, own: str) -> None:
+def _restore(place_fd: int, name: str, parent: int, own: str) -> None:
     """Undo a deletion. If another process has made a file at the path since, the deleted file is restored
     beside it."""
     try:
@@ -293,11 +293,11 @@ def _keep_beside(place_fd: int, name: str, folder_fd: int, own: str) -> None:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), own)
 
 
-def _mark(found: os.stat_result) -> tuple[int, int, int, int]:
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _changed(path: str) -> OperationError:
+def _changed_by_another(path: str) -> OperationError:
     details = {
         **path_json(path),
         "retryable": True,

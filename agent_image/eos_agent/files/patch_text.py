@@ -28,7 +28,7 @@ class PatchHunk(NamedTuple):
     anchors: tuple[str, ...] = ()
     """Lines above the block that locate it, from the outermost to the nearest."""
     at_end: bool = False
-    """True if the block ends at the end of the file."""
+    """True if the block is at the end of the file."""
     old_ends_open: bool = False
     new_ends_open: bool = False
     """True if the last line of that side has no line end."""
@@ -62,7 +62,7 @@ class FilePatch(NamedTuple):
     """True for a part with git's header; its renames and copies are of the files before the patch."""
 
 
-def bad(why: str, line: int | None = None) -> OperationError:
+def invalid_patch(why: str, line: int | None = None) -> OperationError:
     details: dict[str, object] = {"argument": "patch"}
     if line is not None:
         details["line"] = line
@@ -82,19 +82,21 @@ def parse(text: str) -> list[FilePatch]:
             more than MAX_FILES files, or has a change that is not supported (a binary file, a symlink).
     """
     if len(text) > MAX_PATCH_BYTES or len(text.encode("utf-8", "replace")) > MAX_PATCH_BYTES:
-        raise bad(f"it has more than {MAX_PATCH_BYTES} bytes; apply it in several parts")
+        raise invalid_patch(f"it has more than {MAX_PATCH_BYTES} bytes; apply it in several parts")
     lines = text.split("\n")
     if lines and lines[-1] == "":
         lines.pop()
     first = next((at for at, line in enumerate(lines) if line.strip()), None)
     if first is None:
-        raise bad("it is empty")
+        raise invalid_patch("it is empty")
     begun = next((at for at, line in enumerate(lines) if line.rstrip() == "*** Begin Patch"), None)
     found = _Listing(lines, begun + 1).files() if begun is not None else _Unified(lines).files()
     if not found:
-        raise bad("it names no file: neither `--- a/PATH` and `+++ b/PATH` nor `*** Begin Patch` is in it")
+        raise invalid_patch(
+            "it names no file: neither `--- a/PATH` and `+++ b/PATH` nor `*** Begin Patch` is in it"
+        )
     if len(found) > MAX_FILES:
-        raise bad(f"it changes {len(found)} files, at most {MAX_FILES} can be changed at once")
+        raise invalid_patch(f"it changes {len(found)} files, at most {MAX_FILES} can be changed at once")
     return found
 
 
@@ -123,12 +125,14 @@ class _Listing:
             elif kind == "*** Update" and path:
                 found.append(self._updated(path))
             elif line:
-                raise bad(
+                raise invalid_patch(
                     f"expected `*** Add File: PATH`, `*** Update File: PATH`, `*** Delete File: PATH` or "
                     f"`*** End Patch`, found {line[:80]!r}",
                     self._at,
                 )
-        raise bad("`*** End Patch` is missing at its end: the patch may have been cut", len(self._lines))
+        raise invalid_patch(
+            "`*** End Patch` is missing at its end: the patch may have been cut", len(self._lines)
+        )
 
     def _next_patch(self) -> int | None:
         """Return the line after the next `*** Begin Patch`; None if no other patch follows."""
@@ -151,7 +155,9 @@ class _Listing:
                 if not line.strip():
                     blank += 1  # an empty line of the file, unless no line follows
                     continue
-                raise bad(f"each line of an added file begins with +, found {line[:80]!r}", self._at)
+                raise invalid_patch(
+                    f"each line of an added file begins with +, found {line[:80]!r}", self._at
+                )
             lines += [*[("+", "")] * (blank if lines else 0), ("+", line[1:])]
             blank = 0
         return FilePatch(ADD, path, None, (PatchHunk(tuple(lines)),))
@@ -167,7 +173,7 @@ class _Listing:
             if hunk is not None:
                 hunks.append(hunk)
         if not hunks and to is None:
-            raise bad(f"`*** Update File: {path}` has no hunk", self._at)
+            raise invalid_patch(f"`*** Update File: {path}` has no hunk", self._at)
         return FilePatch(UPDATE, path, to, tuple(hunks))
 
     def _hunk(self) -> PatchHunk | None:
@@ -193,7 +199,7 @@ class _Listing:
             lines.pop()  # an empty line between two parts of the patch
         if not any(mark != " " for mark, _ in lines):
             if lines or anchors:
-                raise bad("a hunk has neither a line with - nor one with +", began)
+                raise invalid_patch("a hunk has neither a line with - nor one with +", began)
             return None
         return PatchHunk(tuple(lines), anchors=tuple(anchors), at_end=at_end)
 
@@ -202,7 +208,7 @@ def _marked(line: str, number: int) -> tuple[str, str]:
     if line == "" or line == "\r":
         return " ", line  # editors and models leave out the blank of an empty context line
     if line[0] not in _MARKS:
-        raise bad(f"a line of a hunk begins with a blank, - or +, found {line[:80]!r}", number)
+        raise invalid_patch(f"a line of a hunk begins with a blank, - or +, found {line[:80]!r}", number)
     return line[0], line[1:]
 
 
@@ -210,7 +216,6 @@ class _Header:
     """Values of git's extended header lines of one file."""
 
     def __init__(self) -> None:
-        self.a = self.b = ""
         self.source = self.target = ""
         self.copies = self.new = self.deleted = self.git = False
         self.old_mode = self.new_mode = ""
@@ -231,7 +236,7 @@ class _Unified:
             elif self._is_names():
                 found.append(self._plain(_Header()))
             elif line.startswith("@@ ") and _NUMBERS.match(line):
-                raise bad("a hunk comes before `--- PATH` and `+++ PATH`", self._at + 1)
+                raise invalid_patch("a hunk comes before `--- PATH` and `+++ PATH`", self._at + 1)
             else:
                 self._at += 1  # a message or an index line, which git-apply(1) ignores too
         return found
@@ -248,14 +253,14 @@ class _Unified:
     def _git(self) -> FilePatch:
         about, began = _Header(), self._at
         a, b = _two_names(self._lines[self._at][len("diff --git ") :].rstrip("\r"))
-        about.a, about.b, about.git = a, b, True
+        about.git = True
         self._at += 1
         while self._at < len(self._lines) and not self._is_names():
             line = self._lines[self._at].rstrip("\r")
             if line.startswith(("diff --git ", "@@ ")):
                 break
             if line.startswith(("Binary files ", "GIT binary patch")):
-                raise bad(
+                raise invalid_patch(
                     f"{b or a} is a binary file: write it with file_write, encoding base64", self._at + 1
                 )
             for start, attribute in _MODES:
@@ -271,11 +276,11 @@ class _Unified:
         for mode in (about.old_mode, about.new_mode):
             if mode.startswith(("12", "16")):
                 kind = "symlink" if mode.startswith("12") else "submodule"
-                raise bad(f"{b or a} is a {kind}: make or delete it with a command", began + 1)
+                raise invalid_patch(f"{b or a} is a {kind}: make or delete it with a command", began + 1)
         if self._at < len(self._lines) and self._is_names():
             return self._plain(about)
         if self._at < len(self._lines) and self._lines[self._at].startswith("@@ "):
-            raise bad("a hunk comes before `--- PATH` and `+++ PATH`", self._at + 1)
+            raise invalid_patch("a hunk comes before `--- PATH` and `+++ PATH`", self._at + 1)
         return self._made(about, a, b, (), began)
 
     def _plain(self, about: _Header) -> FilePatch:
@@ -302,9 +307,9 @@ class _Unified:
             prefixed = a if prefixes else None
             return FilePatch(DELETE, old, None, hunks, None, prefixed, of_git=about.git)
         if not new:
-            raise bad("the file is not named", began + 1)
+            raise invalid_patch("the file is not named", began + 1)
         if not hunks and executable is None:
-            raise bad(f"nothing is changed in {new}", began + 1)
+            raise invalid_patch(f"nothing is changed in {new}", began + 1)
         return FilePatch(UPDATE, new, None, hunks, executable, b if prefixes else None)
 
     def _hunk(self) -> PatchHunk:
@@ -341,7 +346,7 @@ class _Unified:
             while lines and lines[-1] == (" ", "") and self._lines[self._at - 1] == "":
                 lines.pop()
         if not any(mark != " " for mark, _ in lines):
-            raise bad("a hunk has neither a line with - nor one with +", number)
+            raise invalid_patch("a hunk has neither a line with - nor one with +", number)
         return PatchHunk(tuple(lines), start, anchors, False, open_old, open_new)
 
     def _count(self, old: int, new: int) -> int | None:

@@ -75,7 +75,7 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     """
     upper = session.upper
     if session.unfinished is not None:
-        return _refused(session, session.unfinished)
+        return _keep_unfinished(session, session.unfinished)
     hint: str | Callable[[str], str] = HINT
     try:
         published = commit(
@@ -89,7 +89,7 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     except CommitUnsynced as error:
         return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}
     except Stopped:
-        return _refused(session, CAPTURE_CANCELLED)
+        return _keep_unfinished(session, CAPTURE_CANCELLED)
     except Exception as error:
         log.failure("publish_failed", error, session=session.id)
         telemetry.event("workspace_session.finalize.publish_failed", error=type(error).__name__)
@@ -104,13 +104,13 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
         refused["error"] = {"kind": shown.kind, "details": shown.details}
     else:
         return {"publish": {"published": not published.no_op, **publish_json(published)}}
-    return _rejected(refused, _kept(session, reason, hint))
+    return _rejected(refused, _keep(session, reason, hint))
 
 
-def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
+def _keep_unfinished(session: Session, why: Unfinished) -> dict[str, Any]:
     """Keep the work of a command that did not finish as a draft. Without any work the result has no
     rejection."""
-    kept = _kept(session, why.reason, why.hint)
+    kept = _keep(session, why.reason, why.hint)
     if "draft_id" not in kept:
         return {"publish": {**kept["publish"], "no_op": True}}
     telemetry.event("workspace_session.finalize.publish_failed", reason=why.reason)
@@ -118,7 +118,7 @@ def _refused(session: Session, why: Unfinished) -> dict[str, Any]:
 
 
 def _rejected(refused: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """Result fields of a refused publication: the rejection, and what `_kept` says of the draft."""
+    """Result fields of a refused publication: the rejection, and the fields of `_keep` about the draft."""
     reason = refused["reason"]
     return {
         "publish_rejected": True,
@@ -141,7 +141,7 @@ def _without_conflicts(reason: str, message: str) -> dict[str, Any]:
     }
 
 
-def _kept(session: Session, reason: str, hint: str | Callable[[str], str]) -> dict[str, Any]:
+def _keep(session: Session, reason: str, hint: str | Callable[[str], str]) -> dict[str, Any]:
     draft = session.upper.to_draft(reason=reason)
     left_out = (
         {"dropped": [path_json(path) for path in session.upper.dropped]} if session.upper.dropped else {}

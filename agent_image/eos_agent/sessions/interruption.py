@@ -68,7 +68,7 @@ def unfinished(end: CommandEnd, rule: PublishRule) -> Unfinished | None:
     return None
 
 
-def name_of(number: int) -> str:
+def signal_name(number: int) -> str:
     """Name of a signal without SIG, as signal_command accepts it: 15 -> TERM; real-time signals are named by
     their number."""
     try:

@@ -6,7 +6,7 @@ import json
 
 
 def rebase_hint(session_id: str) -> str:
-    """Say how a session that is in conflict with the head is resolved."""
+    """Return the hint for a session that is in conflict with the head."""
     call = json.dumps({"workspace_session_id": session_id, "on_conflict": "markers"})
     return (
         f"call rebase_workspace_session {call}: the session comes to the newest version with all its work, "
@@ -15,7 +15,7 @@ def rebase_hint(session_id: str) -> str:
 
 
 def draft_hint(draft_id: str) -> str:
-    """Say how a draft that is in conflict with the head is resolved."""
+    """Return the hint for a draft that is in conflict with the head."""
     call = json.dumps({"draft_id": draft_id, "on_conflict": "markers"})
     return (
         f"call create_workspace_session {call}: it opens the work on the newest version, texts in conflict "

@@ -1,7 +1,7 @@
 """Search a command's output as grep does: return the matching rows, each with its number, and rows around
 them.
 
-A regular expression can take for ever on one row. So a separate process does the matching, and is killed at
+A regular expression may never end on one row. So a separate process does the matching, and is killed at
 the time limit of a search; the agent itself neither compiles nor runs an expression. The process gets the
 rows in blocks.
 """
@@ -29,7 +29,7 @@ PATTERN_BYTES = 1000
 SEARCH_S = 3
 """Processor time of one search, in seconds."""
 LONGEST_S = 20
-"""Elapsed time of one search, in seconds; on a busy machine the process may need some of them to start."""
+"""Elapsed time of one search, in seconds, with the start of the process."""
 ROW_CHARACTERS = 2000
 """Characters of a row that are searched; the rest of a longer row is skipped, and never shown."""
 SHOWN_CHARACTERS = 400
@@ -150,7 +150,7 @@ class OutputSearch:
         at = start
         try:
             assert child.stdin is not None and child.stdout is not None
-            _bound(child.pid)
+            _limit_process(child.pid)
             child.stdin.write(json.dumps(pattern).encode() + b"\n")
             async with asyncio.timeout(LONGEST_S):
                 _check(await child.stdout.readline())
@@ -161,7 +161,7 @@ class OutputSearch:
                     await child.stdin.drain()
                     answer = await child.stdout.readline()
                     if not answer:
-                        raise TimeoutError  # it has used up its processor time or memory
+                        raise TimeoutError  # the process has reached its limit of processor time or memory
                     stop = page.add(block, lines, json.loads(answer))
                     if stop is not None:
                         return Found(page.rows, page.matches, stop, "matches")
@@ -203,7 +203,7 @@ def _argv() -> list[str]:
     return [sys.executable, "-c", "from eos_agent.sessions.output_search import main; main()"]
 
 
-def _bound(pid: int) -> None:
+def _limit_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         resource.prlimit(pid, resource.RLIMIT_CPU, (SEARCH_S, SEARCH_S + 1))
         resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

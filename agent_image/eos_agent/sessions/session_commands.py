@@ -14,7 +14,7 @@ LEFT_OUT = frozenset({"workspace_session_id", "request_id", "exit_code"})
 
 
 def running(session: Session) -> list[dict[str, Any]]:
-    """The newest 20 running commands of a session, oldest first, each with its text truncated."""
+    """List the newest 20 running commands of a session, oldest first, each with its text truncated."""
     rows: list[dict[str, Any]] = []
     for command in list(session.commands.values())[-SHOWN:]:
         row = {key: value for key, value in command.row().items() if key not in LEFT_OUT}
