@@ -318,8 +318,8 @@ def streamed_tar(add: Callable[[tarfile.TarFile], Generator[None]], piece: int =
     with tarfile.open(fileobj=buffer, mode="w|", format=tarfile.PAX_FORMAT, bufsize=64 * 1024) as tar:
         for _ in add(tar):
             if buffer.held >= piece:
-                yield buffer.take()
-    yield buffer.take()
+                yield buffer.drain()
+    yield buffer.drain()
 
 
 class _Buffer(io.RawIOBase):
@@ -335,7 +335,7 @@ class _Buffer(io.RawIOBase):
         self.held += len(data)
         return len(data)
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         out = b"".join(self.pieces)
         self.pieces, self.held = [], 0
         return out

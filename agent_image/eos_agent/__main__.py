@@ -118,8 +118,10 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
     )
     news = neighbours.News() if found.local else None
     zygote_pid, zygote_socket = zygote_handle.fork_zygote(host, groups)
-    fd_limits.take_all()
-    oom.take(oom.Scores.here().agent)  # refused without the right to lower it; all others are higher anyway
+    fd_limits.raise_limit()
+    oom.set_score(
+        oom.Scores.here().agent
+    )  # refused without the right to lower it; all others are higher anyway
     store = open_store(found, ordinary)
     try:
         record = cgroup_record(found)

@@ -105,7 +105,7 @@ class LineSocket:
             if len(self.pending) >= limit:
                 raise TooLong
             return None
-        return self._take(end, limit)
+        return self._pop_line(end, limit)
 
     def line_at_hand(self, limit: int) -> bytes | None:
         """Return a line if all of it has arrived, without a wait. None: use `read_line`, which waits and
@@ -120,9 +120,9 @@ class LineSocket:
             except BlockingIOError:
                 return None
         end = self.pending.find(b"\n")
-        return None if end < 0 else self._take(end, limit)
+        return None if end < 0 else self._pop_line(end, limit)
 
-    def _take(self, end: int, limit: int) -> bytes:
+    def _pop_line(self, end: int, limit: int) -> bytes:
         if end >= limit:
             raise TooLong
         line = bytes(self.pending[:end])

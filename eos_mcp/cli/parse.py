@@ -155,7 +155,7 @@ class _Parser:
             )
             self.note(usage_error(f"unexpected positional argument for {self.name}: {_shown(token)}{how}"))
             return
-        self.take(positional, token)
+        self.add(positional, token)
 
     def quoted(self, operation: Operation) -> str:
         """Return a hint for words that the shell split and that belong to one positional."""
@@ -169,14 +169,14 @@ class _Parser:
             argument, from_file = self.flags[flag]
             self.seen_own = True
             if argument.kind == "boolean" and not from_file:
-                self.take(argument, value if value is not None else "true")
+                self.add(argument, value if value is not None else "true")
                 return rest
             if value is None:
                 if not rest:
                     self.note(usage_error(f"{flag} requires a value"))
                     return rest
                 value, rest = rest[0], rest[1:]
-            self.take(argument, value, file=from_file)
+            self.add(argument, value, file=from_file)
             return rest
         if flag in self.globals:
             return self.set_global(self.globals[flag], value, rest, flag)
@@ -227,7 +227,7 @@ class _Parser:
         self.options[option.name] = "true" if value is None else value
         return rest
 
-    def take(self, argument: Argument, text: str, *, file: bool = False) -> None:
+    def add(self, argument: Argument, text: str, *, file: bool = False) -> None:
         self.seen_own = True
         one_by_one = (
             self.repeated and argument.kind == "json_array" and (argument.items or {}).get("type") == "string"

@@ -85,7 +85,7 @@ class Conflicts:
             if header.type == pax.DIRECTORY:
                 return False
             return bool(self.below(path, of=path)) or self._directory_itself(header)
-        differs = self._leaf(path, found, header, head)
+        differs = self._non_directory(path, found, header, head)
         if differs:
             self._note(path, differs, path)
         return bool(differs)
@@ -113,7 +113,7 @@ class Conflicts:
                 continue
             if stat.S_ISDIR(found.st_mode):
                 waiting.extend(at + b"/" + name for name in sorted(self.target.names(at), reverse=True))
-            elif differs := self._leaf(at, found):
+            elif differs := self._non_directory(at, found):
                 yield at, differs
 
     def keep(self, path: bytes) -> bool:
@@ -184,7 +184,7 @@ class Conflicts:
             row = {"path": shown(path), "differs": differs}
             self.found.append({**row, "because_of": shown(of)} if of != path else row)
 
-    def _leaf(
+    def _non_directory(
         self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None
     ) -> str:
         """Return how the file or link at `path` differs; empty when the user did not change it, or a program

@@ -314,7 +314,7 @@ def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStrea
 
 
 def _recorder(base_facts: Facts) -> Any:
-    def take(header: pax.Header) -> None:
+    def record_entry(header: pax.Header) -> None:
         record_base_fact(base_facts, header)
 
-    return take
+    return record_entry

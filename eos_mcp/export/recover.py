@@ -72,7 +72,7 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
             return ["ignored"]
         if stage is None:
             return ["swept" if _swept(home, voucher, step) else "left"]
-        return ["rolled_back"] if _take_back(stage, home, voucher) else ["rolled_back", "left"]
+        return ["rolled_back"] if _roll_back_and_remove(stage, home, voucher) else ["rolled_back", "left"]
     except OSError as error:
         voucher.close()
         said = voucher.said
@@ -112,7 +112,7 @@ def _swept(home: DirTree, voucher: Voucher, step: StepHook) -> bool:
     return True
 
 
-def _take_back(stage: ExportStage, home: DirTree, voucher: Voucher) -> bool:
+def _roll_back_and_remove(stage: ExportStage, home: DirTree, voucher: Voucher) -> bool:
     """Roll back and remove the staging directory; False: rolled back, but the directory cannot be removed."""
     target: DirTree | None = None
     done = False

@@ -46,7 +46,7 @@ def keep(folder: str) -> None:
             return
 
 
-def take(folder: str, name: str) -> int | None:
+def acquire(folder: str, name: str) -> int | None:
     """Rename a reserve file to `name` in its directory; return it open and locked. None: all are in use."""
     for number in range(FILES):
         path = os.path.join(folder, f"{number}{SUFFIX}")

@@ -465,7 +465,7 @@ class ExportStage:
                     target.chmod(what.path, stat.S_IMODE(found.st_mode) | 0o700)
         for n, what in self.backwards():
             if what.staged:
-                self._take_back(target, n, what)
+                self._undo_step(target, n, what)
         for n, what in self.backwards():
             if what.letter == b"w":
                 self._back(target, what.path, b"undo/%d" % n)
@@ -498,7 +498,7 @@ class ExportStage:
         ):
             target.chmod(what.path, old_mode)
 
-    def _take_back(self, target: DirTree, n: int, what: Step) -> None:
+    def _undo_step(self, target: DirTree, n: int, what: Step) -> None:
         """Move the new entry out, then the old one in; the entries in `new` show which steps were done.
 
         A file that another program wrote there since the export stays; the replaced entry is then not

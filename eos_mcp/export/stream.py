@@ -205,18 +205,18 @@ class ExportStream:
         """Hash pieces in order, a large one in a thread; at most one of these is unfinished at a time."""
         digest = self._content_digest if self._by_file else self._digest
 
-        def take(part: memoryview) -> None:
+        def update(part: memoryview) -> None:
             digest.update(part)
 
         if self._hashing is not None:
             self._hashing.result()
             self._hashing = None
         if len(piece) < HASHED_ASIDE_BYTES:
-            take(piece)
+            update(piece)
             return
         if self._hasher is None:
             self._hasher = ThreadPoolExecutor(1, "export-digest")
-        self._hashing = self._hasher.submit(take, piece)
+        self._hashing = self._hasher.submit(update, piece)
 
     def _read(self, n: int) -> bytes:
         with _reading():
@@ -307,7 +307,7 @@ class ExportStream:
             f"holes of sparse files do not count",
         )
 
-    def _take(self, n: int, *, hashed: bool = True) -> bytes:
+    def _read_exactly(self, n: int, *, hashed: bool = True) -> bytes:
         """Return exactly n bytes of the tar; `hashed` False is for bytes of files, which have their own
         digests.
         """
@@ -351,12 +351,12 @@ class ExportStream:
         try:
             while True:
                 self._pass_content()
-                block = self._take(pax.BLOCK)
+                block = self._read_exactly(pax.BLOCK)
                 header = decoder.block(block)
                 if decoder.needs:
-                    decoder.records(self._take(decoder.needs))
+                    decoder.records(self._read_exactly(decoder.needs))
                 elif header is None:
-                    if self._take(pax.BLOCK) != pax.ZERO:
+                    if self._read_exactly(pax.BLOCK) != pax.ZERO:
                         raise refused("the archive in the stream has no proper end", "bad_stream")
                     return
                 elif header.kind == pax.BASE:
@@ -380,9 +380,9 @@ class ExportStream:
             raise refused(
                 f"a run of {header.size} bytes, which this form of the stream does not have", "bad_stream"
             )
-        table = self._take(header.table)
-        data = memoryview(self._take(header.size - header.table, hashed=False))
-        self._take(-header.size % pax.BLOCK)
+        table = self._read_exactly(header.table)
+        data = memoryview(self._read_exactly(header.size - header.table, hashed=False))
+        self._read_exactly(-header.size % pax.BLOCK)
         rows = rows_of(table)
         if rows is None or sum(row.size for row in rows) != len(data):
             raise refused("the rows of a run are damaged, or not of its bytes", "bad_stream")
@@ -603,7 +603,7 @@ class ExportStream:
             self._content_digest = ContentHash(plain=self._plain)
             self._content = None
         if self._padding:
-            self._take(self._padding)
+            self._read_exactly(self._padding)
             self._padding = 0
 
     def finish(self) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class Voucher:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                taken = reserve.take(folder, os.path.basename(path))
+                taken = reserve.acquire(folder, os.path.basename(path))
                 if taken is None:
                     raise
                 fd = taken

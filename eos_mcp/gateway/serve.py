@@ -175,7 +175,7 @@ class _Life:
             for listener in self.listeners:
                 with contextlib.suppress(OSError):
                     listen.unlink_own(listener)
-            server.take_pending()
+            server.accept_pending()
             for listener in self.listeners:
                 listener.socket.close()
         finally:

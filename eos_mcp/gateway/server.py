@@ -57,7 +57,7 @@ class GatewayServer:
         for listener in self.listeners:
             asyncio.get_running_loop().remove_reader(listener.socket)
 
-    def take_pending(self) -> None:
+    def accept_pending(self) -> None:
         """Serve the connections in the backlogs; called when no further client can connect."""
         for listener in self.listeners:
             with contextlib.suppress(OSError):

@@ -197,7 +197,7 @@ class Creation:
             if made:
                 progress("destroying failed batch")
                 for record in reversed(made):
-                    await self._take_back(provider, record)
+                    await self._remove_half_made(provider, record)
                 progress("failed batch destroyed")
             raise
         return made
@@ -276,11 +276,11 @@ class Creation:
             return record
         except Exception:
             progress("destroying failed sandbox")
-            await self._take_back(provider, record)
+            await self._remove_half_made(provider, record)
             progress("failed sandbox destroyed")
             raise
 
-    async def _take_back(self, provider: Provider, record: SandboxRecord) -> None:
+    async def _remove_half_made(self, provider: Provider, record: SandboxRecord) -> None:
         """Remove a half-made sandbox; if that fails it stays listed as failed, so that a destroy can be tried
         again.
         """

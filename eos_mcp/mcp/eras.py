@@ -54,7 +54,7 @@ class Lanes:
         self._answered: set[RequestId] = set()  # requests answered before the SDK was imported
         self._idle = anyio.Event()
 
-    def take(self, line: bytes, *, answered: RequestId | None = None) -> None:
+    def route(self, line: bytes, *, answered: RequestId | None = None) -> None:
         """Pass one line to its era's lane.
 
         Args:

@@ -32,15 +32,15 @@ async def _serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) 
     async with anyio.create_task_group() as tasks:
         lanes = Lanes(app.server, tasks, writer.put)
 
-        def take(item: Item) -> None:
+        def handle(item: Item) -> None:
             if isinstance(item, Line):
-                lanes.take(item.data, answered=item.answered)
+                lanes.route(item.data, answered=item.answered)
             else:
                 lanes.too_long(item.head, item.tail)
 
         def deliver(item: Item) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no client is left to answer
-                loop.call_soon_threadsafe(take, item)
+                loop.call_soon_threadsafe(handle, item)
 
         def wake() -> None:
             loop.call_soon_threadsafe(over.set)

@@ -129,7 +129,7 @@ class StdinReader:
         with os.fdopen(self._fd, "rb", 1 << 16) as file:
             try:
                 while data := file.readline(MAX_MESSAGE_BYTES + 2):
-                    self._take(
+                    self._accept(
                         Line(data)
                         if len(data) <= MAX_MESSAGE_BYTES + 1 or data.endswith(b"\n")
                         else _skip(file, data)
@@ -138,7 +138,7 @@ class StdinReader:
                 pass
         self._on_end()
 
-    def _take(self, item: Item) -> None:
+    def _accept(self, item: Item) -> None:
         with self._lock:
             if self._deliver is not None:
                 self._deliver(item)

@@ -37,11 +37,15 @@ def frozen(pid: int) -> Frozen | None:
             _, hierarchy, path = line.rstrip("\n").split(":", 2)
             if hierarchy == "freezer":
                 if _read(f"{_V1}{path}/freezer.state") in ("FROZEN", "FREEZING"):
-                    return Frozen(f"{_V1}{path}", _told(_V1, path, "freezer.self_freezing"), killable=False)
+                    return Frozen(
+                        f"{_V1}{path}", _directory_with(_V1, path, "freezer.self_freezing"), killable=False
+                    )
             elif not hierarchy:
                 for root in _V2:
                     if "frozen 1" in _read(f"{root}{path}/cgroup.events").splitlines():
-                        return Frozen(f"{root}{path}", _told(root, path, "cgroup.freeze"), killable=True)
+                        return Frozen(
+                            f"{root}{path}", _directory_with(root, path, "cgroup.freeze"), killable=True
+                        )
     return None
 
 
@@ -63,7 +67,7 @@ def thaw(found: Frozen, own: Container[int]) -> bool:
     return True
 
 
-def _told(root: str, path: str, name: str) -> str:
+def _directory_with(root: str, path: str, name: str) -> str:
     parts = path.strip("/").split("/")
     for count in range(1, len(parts) + 1):
         folder = "/".join([root, *parts[:count]])

@@ -61,7 +61,7 @@ def _walked(stack: Stack, layer: Layer) -> LayerTimes:
         if roles.is_output(path, record.kind == DIRECTORY):
             continue
         if record.kind != FILE:
-            removes = removes or record.covers
+            removes = removes or record.masks
         elif oldest is None or mtime < oldest:
             oldest = mtime
     return LayerTimes(oldest, newest, removes)

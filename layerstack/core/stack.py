@@ -61,7 +61,7 @@ class Stack:
         """True while the last fsync of the head is still to be done. Set and read under the lock."""
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that a lease still keeps."""
-        self.withheld: set[str] = set()
+        self.still_named: set[str] = set()
         """Layers that a squash replaced and that a file on disk still names, since the disk refused to
         replace that file: see `cleanup_pending`.
         """

@@ -128,7 +128,7 @@ def blame(stack: Stack, cache: Cache, path: str) -> Answer:
         )
     with stack.reading() as snapshot:
         chain = snapshot.chain
-        texts = _texts(chain, path, _covering_above(chain, path))
+        texts = _texts(chain, path, _masking_above(chain, path))
         key = (path, *(text.layer.id for text in texts))
         answer = cache.get(key)
         if answer is None:
@@ -173,17 +173,17 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
 
     above: dict[str, dict[str, Layer]] = {}
 
-    def covering_above(path: str) -> dict[str, Layer]:
+    def masking_above(path: str) -> dict[str, Layer]:
         """Give the layers that changed everything below a directory above the path, by id."""
         directory = parent(path)
         if directory not in above:
             if len(above) > RULED_KEPT:
                 above.clear()
-            above[directory] = _covering_above(seen, path)
+            above[directory] = _masking_above(seen, path)
         return above[directory]
 
     for path in _written(cache, block):
-        texts = _texts(seen, path, covering_above(path))
+        texts = _texts(seen, path, masking_above(path))
         inside = [text for text in texts if text.layer.id in members]
         if len(inside) == 1 and inside[0].there and _whole_answer(cache, inside[0].layer, path) is None:
             owner = _owner(cache, inside[0])
@@ -219,18 +219,18 @@ def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
         yield os.fsdecode(path)
 
 
-def _covering_above(chain: Chain, path: str) -> dict[str, Layer]:
+def _masking_above(chain: Chain, path: str) -> dict[str, Layer]:
     """Give the layers that changed everything below a directory above the path, by id."""
-    return {layer.id: layer for ancestor in ancestors(path) for layer in chain.path_index.covering(ancestor)}
+    return {layer.id: layer for ancestor in ancestors(path) for layer in chain.path_index.masking(ancestor)}
 
 
-def _texts(chain: Chain, path: str, covering: Mapping[str, Layer]) -> list[_Text]:
+def _texts(chain: Chain, path: str, masking: Mapping[str, Layer]) -> list[_Text]:
     """List the texts that the layers above the base gave to the path, newest first; unchanged containers left
-    out. `covering` is `_covering_above` of the path.
+    out. `masking` is `_masking_above` of the path.
     """
     hits: dict[str, Layer] = {layer.id: layer for layer in chain.path_index.listing(path)}
     found: list[_Text] = []
-    for layer in chain.sorted((hits | dict(covering) if covering else hits).values()):
+    for layer in chain.sorted((hits | dict(masking) if masking else hits).values()):
         record = layer.get(path)
         if record is None or record.kind not in (FILE, DIRECTORY, LINK):
             found.append(_Text(layer, path, False))

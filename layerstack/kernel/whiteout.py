@@ -25,7 +25,7 @@ def is_whiteout(status: os.stat_result) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
-def is_plain_file_whiteout(path: str, size: int, xattr_namespace: XattrNamespace) -> bool:
+def is_xattr_whiteout(path: str, size: int, xattr_namespace: XattrNamespace) -> bool:
     """Check whether the regular file at `path` is a whiteout that needs no device."""
     return size == 0 and get_overlay_xattr(path, xattr_namespace.whiteout) is not None
 
@@ -50,7 +50,7 @@ def is_opaque(path: str, xattr_namespace: XattrNamespace) -> bool:
     return get_overlay_xattr(path, xattr_namespace.opaque) == b"y"
 
 
-def has_plain_file_whiteouts(path: str, xattr_namespace: XattrNamespace) -> bool:
+def has_xattr_whiteouts(path: str, xattr_namespace: XattrNamespace) -> bool:
     """Check whether whiteouts in the directory at `path` may be plain files."""
     return get_overlay_xattr(path, xattr_namespace.opaque) == b"x"
 

@@ -51,11 +51,11 @@ class Layers:
         """List the layers of a version, newest first. Raises StoreCorrupt."""
         return [self.get(layer_id) for layer_id in manifest.layer_ids]
 
-    def chain(self, manifest: Manifest, private: Sequence[Layer] = ()) -> Chain:
+    def chain(self, manifest: Manifest, pending: Sequence[Layer] = ()) -> Chain:
         """Make the chain of a version's layers with pending layers on top, the topmost first. Raises
         StoreCorrupt.
         """
-        return Chain(self.of(manifest), self.path_index, self._xattr_namespace, private)
+        return Chain(self.of(manifest), self.path_index, self._xattr_namespace, pending)
 
     def all(self) -> tuple[Layer, ...]:
         """List the layers in memory: those of the head, and those that a draft, a session or a reader

@@ -72,7 +72,7 @@ def capture_tree(
     return Captured(tuple(worker.dropped), tuple(worker.linked), worker.decide_touched())
 
 
-class Fate(enum.Enum):
+class EntryResult(enum.Enum):
     """Result for an entry. An entry that is not GONE keeps its directory; an entry that is not STAYS makes
     the directory get its earlier time back.
     """
@@ -111,9 +111,9 @@ class _TreeCapture:
         """
         cancel.check()
         tree = self.tree
-        if (foreign := tree.foreign(path)) is not None:
+        if (whiteouts := tree.xattr_whiteouts(path)) is not None:
             times = tree.state(path).times
-            for name in foreign:
+            for name in whiteouts:
                 tree.whiteout(join(path, name))
             tree.clear_opaque(path)
             tree.set_times(path, times)
@@ -198,16 +198,16 @@ class _TreeCapture:
             ):
                 self.dropped.append(child)
                 tree.remove(child)
-                fate = Fate.GONE
+                result = EntryResult.GONE
             elif kind != DIRECTORY:
-                fate = self._leaf(child, kind, cut=cut)
+                result = self._non_directory(child, kind, cut=cut)
             elif self.prune(child, inside=cut):
-                fate = Fate.STAYS
+                result = EntryResult.STAYS
             else:
                 tree.rmdir(child)
-                fate = Fate.GONE
-            stays = stays or fate is not Fate.GONE
-            retime = retime or fate is not Fate.STAYS
+                result = EntryResult.GONE
+            stays = stays or result is not EntryResult.GONE
+            retime = retime or result is not EntryResult.STAYS
         if retime:
             tree.set_times(path, state.times)
         del self.cut[path]
@@ -235,7 +235,7 @@ class _TreeCapture:
             return True, children, None
         return False, self._unopaque(path, children, names, gone), gone
 
-    def _leaf(self, path: str, kind: str, *, cut: bool) -> Fate:
+    def _non_directory(self, path: str, kind: str, *, cut: bool) -> EntryResult:
         """Process an entry other than a directory. `cut`: nothing of the base is visible at its path, so that
         it neither equals nor hides an entry.
         """
@@ -243,22 +243,22 @@ class _TreeCapture:
             over = not cut and self.chain.layer_of(path) is not None
             if kind == SPECIAL:
                 self._special(path, over=over)
-                return Fate.REPLACED if over else Fate.GONE
+                return EntryResult.REPLACED if over else EntryResult.GONE
             if over:
-                return Fate.STAYS
+                return EntryResult.STAYS
             self.tree.unlink(path)
-            return Fate.GONE
+            return EntryResult.GONE
         under = None if cut else self.chain.find(path)
         if under is None:
-            return Fate.STAYS
+            return EntryResult.STAYS
         own = self.tree.state(path)
-        if own.hides:
+        if own.is_xattr_whiteout:
             self.tree.whiteout(path)
-            return Fate.REPLACED
+            return EntryResult.REPLACED
         if not equal(under, own) or self._retimed(path, own, under):
             if under.links > 1 and under.kind == FILE == own.kind:
                 self.linked.append(path)
-            return Fate.STAYS
+            return EntryResult.STAYS
         if (
             self.is_input is not None
             and under.times[1] < own.times[1]
@@ -266,9 +266,9 @@ class _TreeCapture:
             and self.is_input(path)
         ):
             self.touched[path] = under.times[1], own.times[1]
-            return Fate.STAYS
+            return EntryResult.STAYS
         self.tree.unlink(path)
-        return Fate.GONE
+        return EntryResult.GONE
 
     # pass 3: touched inputs
 
@@ -344,8 +344,8 @@ class _TreeCapture:
         """Check whether an entry of a pending layer has another time now. The entry belongs to the work, and
         keeps its own time.
         """
-        private = self.chain.private
-        return bool(private) and own.times[1] != below.times[1] and self.chain.layer_of(path) in private
+        pending = self.chain.pending
+        return bool(pending) and own.times[1] != below.times[1] and self.chain.layer_of(path) in pending
 
     def _half_made(self, path: str, name: str, kind: str, *, cut: bool) -> bool:
         """Check whether an entry is a temporary one of ours. An entry of that name in the base is user

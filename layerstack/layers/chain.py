@@ -30,9 +30,9 @@ class Chain:
         layers: Sequence[Layer],
         path_index: PathIndex,
         xattr_namespace: XattrNamespace,
-        private: Sequence[Layer] = (),
+        pending: Sequence[Layer] = (),
     ) -> None:
-        self._fill(tuple(layers), path_index, xattr_namespace, tuple(private))
+        self._fill(tuple(layers), path_index, xattr_namespace, tuple(pending))
         self._height: dict[str, int] = {layer.id: at for at, layer in enumerate(reversed(self.published))}
         """Height of each published layer, 0 = lowest. Shared with later chains, whose layers are higher than
         this chain's own.
@@ -46,10 +46,10 @@ class Chain:
         published: tuple[Layer, ...],
         path_index: PathIndex,
         xattr_namespace: XattrNamespace,
-        private: tuple[Layer, ...],
+        pending: tuple[Layer, ...],
     ) -> None:
-        self.private, self.published = private, published
-        self.layers = private + published
+        self.pending, self.published = pending, published
+        self.layers = pending + published
         self.path_index, self.xattr_namespace = path_index, xattr_namespace
         self.base = self.layers[-1]
         self._bottom = len(self.layers) - 1
@@ -111,19 +111,19 @@ class Chain:
                 )
             self._drops = drops
 
-    def _first(self, path: str, *, cover: bool = False) -> tuple[int, Layer | None]:
-        """Find the newest layer that lists `path`, or with `cover` masks everything below it, and its rank;
+    def _first(self, path: str, *, masks: bool = False) -> tuple[int, Layer | None]:
+        """Find the newest layer that lists `path`, or with `masks` masks everything below it, and its rank;
         the base is not searched.
         """
-        for rank, layer in enumerate(self.private):
+        for rank, layer in enumerate(self.pending):
             found = layer.get(path)
-            if found is not None and (found.covers or not cover):
+            if found is not None and (found.masks or not masks):
                 return rank, layer
         best, who, index = len(self.layers), None, self.path_index
         if index.large:
-            listed = index.covering(path) if cover else index.listing(path)
+            listed = index.masking(path) if masks else index.listing(path)
         else:
-            listed = (index.by_cover if cover else index.by_path).get(path, ())
+            listed = (index.by_mask if masks else index.by_path).get(path, ())
         for layer in listed:  # newest first, in the order of the layers of a version
             at = self._rank(layer.id)
             if at is not None:
@@ -152,7 +152,7 @@ class Chain:
             unknown.append(above)
         best, ends = found or (len(self.layers), False)
         for at in reversed(unknown):
-            rank, by = self._first(at, cover=True)
+            rank, by = self._first(at, masks=True)
             if by is not None and rank <= best:
                 record = by.get(at)
                 ends = (ends and rank == best) or (record is not None and record.kind != DIRECTORY)
@@ -164,8 +164,8 @@ class Chain:
         """Find the layer whose entry this version shows at `path`; None when it shows none."""
         best, who = self._first(path)
         if path:
-            cover, ends = self._top(parent(path))
-            if cover < best or (cover == best and ends):
+            mask, ends = self._top(parent(path))
+            if mask < best or (mask == best and ends):
                 return None
         if who is not None:
             found = who.get(path)
@@ -192,7 +192,7 @@ class Chain:
         """
         top = self._top(parent(path))[0] if path else len(self.layers)
         hits: list[tuple[int, Layer]] = [
-            (rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None
+            (rank, layer) for rank, layer in enumerate(self.pending) if layer.get(path) is not None
         ]
         listed = [
             (rank, layer)

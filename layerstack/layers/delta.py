@@ -82,7 +82,7 @@ class _Inside(NamedTuple):
     path: str
     sides: tuple[Chain, ...]
     """The sides that have it."""
-    covered: bool
+    masked: bool
     """True when one of the layers masks its content without listing it."""
 
 
@@ -118,14 +118,12 @@ class _DeltaWalk:
             children.add(path)
             path = above
 
-    def covers(self, path: str) -> bool:
-        return any((record := layer.get(path)) is not None and record.covers for layer in self.outside)
+    def masks(self, path: str) -> bool:
+        return any((record := layer.get(path)) is not None and record.masks for layer in self.outside)
 
     def below(self, under: str) -> Iterator[Difference]:
         """Give the differences at or below a path."""
-        found, inside = self.compare(
-            under, covered=any(self.covers(ancestor) for ancestor in ancestors(under))
-        )
+        found, inside = self.compare(under, masked=any(self.masks(ancestor) for ancestor in ancestors(under)))
         if found is not None:
             yield found
         open_now = [] if inside is None else [self.content(inside)]
@@ -147,7 +145,7 @@ class _DeltaWalk:
             raw = byte_order(path)
             while waiting and waiting[-1][0] < raw:
                 yield waiting.pop()[1]
-            found, inside = self.compare(path, covered=directory.covered)
+            found, inside = self.compare(path, masked=directory.masked)
             if found is not None:
                 yield found
             if inside is not None:
@@ -157,7 +155,7 @@ class _DeltaWalk:
 
     def children(self, directory: _Inside) -> Iterator[str]:
         path = directory.path
-        if directory.covered:
+        if directory.masked:
             some = [side.ordered(path) for side in directory.sides]
         else:
             some = [
@@ -170,8 +168,8 @@ class _DeltaWalk:
                 yield child
             last = child
 
-    def compare(self, path: str, *, covered: bool) -> tuple[Difference | None, _Inside | None]:
-        """Compare one path. `covered`: one of the layers masks the directory that contains it without listing
+    def compare(self, path: str, *, masked: bool) -> tuple[Difference | None, _Inside | None]:
+        """Compare one path. `masked`: one of the layers masks the directory that contains it without listing
         it.
         """
         cancel.check()
@@ -192,7 +190,7 @@ class _DeltaWalk:
             sides = tuple(chain for chain, state in both if state is not None and state.kind == DIRECTORY)
         if not sides or (self.only_tops and self.new not in sides):
             return found, None
-        return found, _Inside(path, sides, covered or len(sides) == 1 or self.covers(path))
+        return found, _Inside(path, sides, masked or len(sides) == 1 or self.masks(path))
 
 
 def _has_another_time(before: State | None, after: State | None) -> bool:

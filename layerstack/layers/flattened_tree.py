@@ -83,7 +83,7 @@ class FlattenedTree:
         """See `Tree.opaque`."""
         return self._directory(path).opaque
 
-    def foreign(self, path: str) -> list[str] | None:
+    def xattr_whiteouts(self, path: str) -> list[str] | None:
         """Return None: captured layers have no whiteouts that are plain files."""
         return None
 

@@ -138,12 +138,12 @@ class Layer:
         assert self.index is not None
         if len(index) > len(self.index):  # the shorter one is walked
             return any(
-                path in index and not (found.quiet and not index[path].covers)
+                path in index and not (found.quiet and not index[path].masks)
                 for path, found in self.index.items()
             )
         for path, rec in index.items():
             found = self.index.get(path)
-            if found is not None and not (found.quiet and not rec.covers):
+            if found is not None and not (found.quiet and not rec.masks):
                 return True
         return False
 
@@ -189,21 +189,21 @@ class PathIndex:
     values are replaced, never edited.
 
     touch[p] is the newest version with a record at p other than an unchanged container, sub[p] the newest at
-    or below p, cover[p] the newest that changed everything below p without listing it. They give candidates:
+    or below p, mask[p] the newest that changed everything below p without listing it. They give candidates:
     a value that is too new costs a look-up, never a wrong answer.
     """
 
     def __init__(self) -> None:
         self.by_path: dict[str, tuple[Layer, ...]] = {}
-        """Newest first, by the layers' own versions; `by_cover` likewise."""
-        self.by_cover: dict[str, tuple[Layer, ...]] = {}
+        """Newest first, by the layers' own versions; `by_mask` likewise."""
+        self.by_mask: dict[str, tuple[Layer, ...]] = {}
         self.touch: dict[str, int] = {}
         self.sub: dict[str, int] = {}
         self.drops = 0
         """Incremented before a layer is dropped: a chain that finds it unchanged after a look-up has seen all
         its layers.
         """
-        self.cover: dict[str, int] = {}
+        self.mask: dict[str, int] = {}
         self.large: tuple[Layer, ...] = ()
         """Layers with a packed index, newest first: their paths are in none of the tables above."""
         self._lock = threading.Lock()
@@ -218,10 +218,10 @@ class PathIndex:
                 return
             for path, rec in layer.index.items():
                 self.by_path[path] = _placed(layer, self.by_path.get(path))
-                if rec.covers:
-                    self.by_cover[path] = _placed(layer, self.by_cover.get(path))
-                    if self.cover.get(path, 0) < v:
-                        self.cover[path] = v
+                if rec.masks:
+                    self.by_mask[path] = _placed(layer, self.by_mask.get(path))
+                    if self.mask.get(path, 0) < v:
+                        self.mask[path] = v
                 if rec.quiet:
                     continue
                 if self.touch.get(path, 0) < v:
@@ -236,7 +236,7 @@ class PathIndex:
                     self.sub[at] = v
 
     def drop(self, *layers: Layer) -> None:
-        """Drop layers that no chain names; their versions may stay in `touch`, `sub` and `cover`."""
+        """Drop layers that no chain names; their versions may stay in `touch`, `sub` and `mask`."""
         gone, paths = set(layers), set[str]()
         with self._lock:
             for layer in layers:
@@ -247,7 +247,7 @@ class PathIndex:
             self.drops += 1
             self.large = tuple(layer for layer in self.large if layer not in gone)
             for path in paths:
-                for table in (self.by_path, self.by_cover):
+                for table in (self.by_path, self.by_mask):
                     held = table.get(path, ())
                     left = tuple(layer for layer in held if layer not in gone)
                     if left:
@@ -263,12 +263,12 @@ class PathIndex:
                 found = _placed(layer, found)
         return found
 
-    def covering(self, path: str) -> tuple[Layer, ...]:
+    def masking(self, path: str) -> tuple[Layer, ...]:
         """List the layers that change everything below the path without listing it, newest first."""
-        found = self.by_cover.get(path, ())
+        found = self.by_mask.get(path, ())
         for layer in self.large:
             rec = layer.get(path)
-            if rec is not None and rec.covers:
+            if rec is not None and rec.masks:
                 found = _placed(layer, found)
         return found
 
@@ -282,14 +282,14 @@ class PathIndex:
             layer.version > version and layer.get(path) is not None for layer in self.large
         )
 
-    def covered(self, path: str, version: int) -> bool:
+    def masked(self, path: str, version: int) -> bool:
         """Check whether a layer newer than `version` may have changed everything below `path` without listing
         it. False is certain.
         """
-        if self.cover.get(path, 0) > version:
+        if self.mask.get(path, 0) > version:
             return True
         return bool(self.large) and any(
-            layer.version > version and (rec := layer.get(path)) is not None and rec.covers
+            layer.version > version and (rec := layer.get(path)) is not None and rec.masks
             for layer in self.large
         )
 
@@ -297,4 +297,4 @@ class PathIndex:
         """Check that no layer newer than `version` changed an entry at or below `path`, or masks it. True is
         certain.
         """
-        return not self.touched(path, version) and not any(self.covered(a, version) for a in ancestors(path))
+        return not self.touched(path, version) and not any(self.masked(a, version) for a in ancestors(path))

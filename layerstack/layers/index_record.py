@@ -24,7 +24,7 @@ class IndexRecord(NamedTuple):
     opaque: bool
 
     @property
-    def covers(self) -> bool:
+    def masks(self) -> bool:
         """True when it changes everything below its path without listing it."""
         return self.kind != DIRECTORY or self.opaque
 

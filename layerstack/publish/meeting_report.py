@@ -145,7 +145,7 @@ class Report:
             found = layer.get(path)
             if found is not None and not found.quiet:
                 return layer
-            if any((a := layer.get(x)) is not None and a.covers for x in above):
+            if any((a := layer.get(x)) is not None and a.masks for x in above):
                 return layer
         return None
 

@@ -196,7 +196,7 @@ class _Merge:
     def visit(self, path: str, above: Above) -> bool:
         if path in self.forced:
             return self.visit_forced(path, above)
-        if self.path_index.covered(path, self.version):
+        if self.path_index.masked(path, self.version):
             above |= Above.COVERED
         rec = self.trees.index[path]
         if rec.kind == WHITEOUT:
@@ -417,7 +417,7 @@ class _Merge:
             if self.is_unreachable(path):
                 continue
             if o is None and any(
-                (rec := index.get(above)) is not None and rec.covers for above in ancestors(path)
+                (rec := index.get(above)) is not None and rec.masks for above in ancestors(path)
             ):
                 continue
             for above in ancestors(path):

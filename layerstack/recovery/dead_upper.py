@@ -40,10 +40,10 @@ def dead_upper(stack: Stack, session_id: str, body: dict[str, Any], lease: Lease
         body.get("rebased", False),
         unresolved.from_json(body.get("unresolved", {})),
     )
-    private: list[Layer] = []
+    pending: list[Layer] = []
     if identity.draft_id is not None and not identity.rebased:
-        private.append(draft_refs.layer_of(stack, drafts.load(stack, identity.draft_id), manifest))
-    upper = Upper(stack, identity, manifest, stack.layers.chain(manifest, private), lease)
+        pending.append(draft_refs.layer_of(stack, drafts.load(stack, identity.draft_id), manifest))
+    upper = Upper(stack, identity, manifest, stack.layers.chain(manifest, pending), lease)
     if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
         raise StoreBusy(
             f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir}

@@ -118,7 +118,7 @@ def rebase(
     taken = None
     if choice is not None and conflicts:
         stack.step("rebase.resolve")
-        taken = _take(stack, tree, planned, meeting, units, choice)
+        taken = _resolve_conflicts(stack, tree, planned, meeting, units, choice)
     edits: tuple[Edit, ...] = (*planned.edits, *(() if taken is None else taken.view.edits))
     found = recapture(tree, head=over, version=base.version, roles=roles) if edits else ()
     touched = is_touched(work.index, found)
@@ -144,7 +144,7 @@ def rebase(
     )
 
 
-def _take(
+def _resolve_conflicts(
     stack: Stack,
     tree: DiskTree,
     planned: MergePlan,

@@ -144,7 +144,7 @@ def capture_in_memory(
         name = LayerId(f"saved-{at}")
         layer = Layer(name, tree, version, build(tree, chain, hashes=False).records)
         chain = Chain(
-            chain.published, stack.layers.path_index, stack.xattr_namespace, (layer, *chain.private)
+            chain.published, stack.layers.path_index, stack.xattr_namespace, (layer, *chain.pending)
         )
     raise AssertionError("trees has no upperdir")
 
@@ -163,7 +163,7 @@ def combine(stack: Stack, directory: str, saved: SavedLayers, chain: Chain, vers
         capture_tree(tree, below, exact=True)
         index = build(tree, below, hashes=False).records
         block.insert(0, Layer(LayerId(f"saved-{number}"), tree, version, index))
-        below = Chain(chain.published, stack.layers.path_index, xattr_namespace, (*block, *chain.private))
+        below = Chain(chain.published, stack.layers.path_index, xattr_namespace, (*block, *chain.pending))
     after = saved.combined(saved.last_layer + 1)
     with stack.staging.temporary_names() as new_name:
         target = DiskTree(new_name("combine"), xattr_namespace, aside=stack.staging.path)

@@ -35,15 +35,15 @@ def open_upper(stack: Stack, identity: SessionIdentity, version: int | None) -> 
 
     The version is the head by default; see `Store.open_upper`.
     """
-    private: list[Layer] = []
+    pending: list[Layer] = []
     if identity.draft_id is not None:
         manifest, layer, lease = draft_refs.stand_on(stack, identity.draft_id, identity.lease_name)
-        private.append(layer)
+        pending.append(layer)
         identity = identity._replace(unresolved=draft_refs.get(stack, identity.draft_id).unresolved)
     else:
         manifest, lease = stack.acquire_lease(identity.lease_name, version)
     try:
-        return make_upper(stack, identity, manifest, lease, private)
+        return make_upper(stack, identity, manifest, lease, pending)
     except BaseException:
         stack.release(lease)
         draft_refs.leave(stack, identity.draft_id)
@@ -55,7 +55,7 @@ def make_upper(
     identity: SessionIdentity,
     manifest: Manifest,
     lease: Lease,
-    private: Sequence[Layer],
+    pending: Sequence[Layer],
     *,
     carried: str | None = None,
 ) -> Upper:
@@ -68,12 +68,12 @@ def make_upper(
         Invalid: there is a session of that id (session_exists).
         LayerLimit: more lower directories than the kernel mounts.
     """
-    overlay.check_count(len(manifest.layers) + len(private))
-    chain = stack.layers.chain(manifest, private) if private else stack.chain(manifest)
+    overlay.check_count(len(manifest.layers) + len(pending))
+    chain = stack.layers.chain(manifest, pending) if pending else stack.chain(manifest)
     make_folder(stack, identity, manifest, chain, carried)
     if carried is not None:
         chain = stack.layers.chain(
-            manifest, [private[0].at(f"{stack.root}/sessions/{identity.session_id}/private/{CARRIED}")]
+            manifest, [pending[0].at(f"{stack.root}/sessions/{identity.session_id}/private/{CARRIED}")]
         )
     return Upper(stack, identity, manifest, chain, lease)
 

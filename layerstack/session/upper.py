@@ -92,7 +92,7 @@ class Upper:
     ) -> None:
         self._stack, self._identity, self._manifest, self._lease = stack, identity, manifest, lease
         self._base = (
-            Chain(chain.published, chain.path_index, chain.xattr_namespace) if chain.private else chain
+            Chain(chain.published, chain.path_index, chain.xattr_namespace) if chain.pending else chain
         )
         self._chain = chain
         self._lock = threading.RLock()
@@ -276,7 +276,7 @@ class Upper:
             stack = self._stack
             self._renew()
             tree, chain, dropped, linked = self._in_memory()
-            if chain.private:
+            if chain.pending:
                 tree = MemoryTree.load(FlattenedTree(self._block(tree, chain), self._base))
                 left_out, linked, _ = capture_tree(tree, self._base)
                 dropped += left_out
@@ -307,7 +307,7 @@ class Upper:
             self._published_is_final()
             self._renew()
             tree, chain, _, _ = self._in_memory()
-            if chain.private:
+            if chain.pending:
                 tree = MemoryTree.load(FlattenedTree(self._block(tree, chain), self._base))
                 capture_tree(tree, self._base)
             index = build(tree, self._base, hashes=False).records
@@ -434,15 +434,15 @@ class Upper:
             root = new_name("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
             # else the work was flattened from layers that are kept
-            ends = not self._chain.private and not self.saved.last_checkpoint
+            ends = not self._chain.pending and not self.saved.last_checkpoint
             done = rebase(
                 stack, self._manifest, own, head, root, written=work.written, ends=ends, choice=choice
             )
             undo.callback(done.undo)
             carried = done.layer
-            private = [] if carried is None else [carried]
-            overlay.check_count(len(head.layers) + len(private))
-            chain = stack.layers.chain(head, private)
+            pending = [] if carried is None else [carried]
+            overlay.check_count(len(head.layers) + len(pending))
+            chain = stack.layers.chain(head, pending)
             seen = delta.count(stack.layers.chain(self._manifest, [own]), chain)
             number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
             left = unresolved.still(self.unresolved, chain.find)
@@ -450,15 +450,15 @@ class Upper:
                 rebased=who.draft_id is not None, unresolved=unresolved.joined(left, done.marked)
             )
             make_folder(
-                stack, who, head, chain, root if private else None, name=f"{number:04d}", replace=True
+                stack, who, head, chain, root if pending else None, name=f"{number:04d}", replace=True
             )
             undo.pop_all()
-            private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
+            pending = [layer.at(f"{self.directory}/private/{number:04d}") for layer in pending]
             self._identity, self._manifest, self._number, self._state = who, head, number, UpperState.LIVE
             if self.saved.last_checkpoint:  # the capture in memory left them in the upperdir
                 self._dropped = work.dropped
             self.saved = NO_SAVED_LAYERS
-            self._chain = stack.layers.chain(head, private)
+            self._chain = stack.layers.chain(head, pending)
             self._base = Chain(self._chain.published, self._chain.path_index, self._chain.xattr_namespace)
         return done, max(0, seen - done.merged - done.added)
 
@@ -570,7 +570,7 @@ class Upper:
 
     def _own_draft(self) -> Draft | None:
         """Draft that the session was opened on, if it has all work of the session; called after capture."""
-        stack, draft_id, only = self._stack, self._identity.draft_id, len(self._chain.private) == 1
+        stack, draft_id, only = self._stack, self._identity.draft_id, len(self._chain.pending) == 1
         if (
             draft_id is None or not only or self._number > int(self._identity.rebased) or self.saved.top
         ):  # a rebased session has more than its draft: see `carried`
@@ -640,7 +640,7 @@ class Upper:
         them.
         """
         layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, chain, hashes=False).records)
-        return [layer, *chain.private]
+        return [layer, *chain.pending]
 
     def _in_memory(self, is_input: Callable[[str], bool] | None = None) -> saved_work.SeenWork:
         """Capture the upperdir and the saved layers in memory."""
@@ -689,7 +689,7 @@ class Upper:
             tree, captured = self._in_place(roles)
             top, chain, dropped = tree, self._chain, self._dropped
         with stack.staging.temporary_names() as new_name:
-            if captured is None or chain.private:
+            if captured is None or chain.pending:
                 flattened = DiskTree(
                     new_name("fold"), stack.xattr_namespace, aside=stack.staging.path, step=stack.step
                 )
@@ -723,10 +723,10 @@ class Upper:
             if len(index) == 1 and index[""].quiet:
                 self._state = UpperState.LIVE  # it is empty: it can be mounted as it is
                 return
-            private = f"{self.directory}/private"
-            if not os.path.isdir(private):
-                os.mkdir(private)
-            target = f"{private}/{self._number + 1:04d}"
+            pending = f"{self.directory}/private"
+            if not os.path.isdir(pending):
+                os.mkdir(pending)
+            target = f"{pending}/{self._number + 1:04d}"
             stack.step("upper.set_aside")
             fsync.rename_new(self.upperdir, target)
             self._number += 1
@@ -740,7 +740,7 @@ class Upper:
                 self._chain.published,
                 self._chain.path_index,
                 stack.xattr_namespace,
-                (layer, *self._chain.private),
+                (layer, *self._chain.pending),
             )
         self._renew()
         self._state = UpperState.LIVE
@@ -757,10 +757,10 @@ class Upper:
                 make_directory(whole, self._root_below())
                 os.rename(whole, self.upperdir)
 
-    def adopt(self, private: list[str]) -> None:
+    def adopt(self, pending: list[str]) -> None:
         """Take over the pending layers that a dead process left, oldest first; their names are numbers."""
         stack = self._stack
-        for name in private:
+        for name in pending:
             tree = DiskTree(f"{self.directory}/private/{name}", stack.xattr_namespace)
             layer = Layer(
                 LayerId(f"private-{name}"),
@@ -772,7 +772,7 @@ class Upper:
                 self._chain.published,
                 self._chain.path_index,
                 stack.xattr_namespace,
-                (layer, *self._chain.private),
+                (layer, *self._chain.pending),
             )
             self._number = int(name)
 

@@ -118,8 +118,8 @@ def finish(stack: Stack) -> None:
                 rewritten, written = new, True
             stack.cleanup_pending = not (release_replaced(stack, squashed, rewritten) and written)
     if not stack.cleanup_pending:
-        stack.replaced |= stack.withheld
-        stack.withheld.clear()
+        stack.replaced |= stack.still_named
+        stack.still_named.clear()
 
 
 def _is_inside(version: int, squashed: Sequence[Layer]) -> bool:

@@ -135,7 +135,7 @@ def squash(stack: Stack, *, wait: bool = False) -> Squashed:
                 return Squashed(head, ())
             gone = {layer.id for _, one in new_layers for layer in one.run.layers}
             stack.leases.wait_for_readers(gone, READERS_WAIT_S)
-            (stack.withheld if named else stack.replaced).update(gone)
+            (stack.still_named if named else stack.replaced).update(gone)
             stack.reclaim()
             blocks: list[Block] = []
             for layer, one in new_layers:

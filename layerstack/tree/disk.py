@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, overload
 from layerstack.kernel.fsync import Step, best_effort, no_step, remove_tree
 from layerstack.kernel.whiteout import (
     get_overlay_xattr,
-    has_plain_file_whiteouts,
+    has_xattr_whiteouts,
     is_opaque,
     is_whiteout,
     make_whiteout,
@@ -96,7 +96,7 @@ class Tree(Protocol):
         """Check whether the directory is opaque."""
         ...
 
-    def foreign(self, path: str) -> list[str] | None:
+    def xattr_whiteouts(self, path: str) -> list[str] | None:
         """List the whiteouts that are plain files, in a directory that allows them; None in any other."""
         ...
 
@@ -212,10 +212,14 @@ class DiskTree:
     def opaque(self, path: str) -> bool:
         return is_opaque(self.full(path), self.xattr_namespace)
 
-    def foreign(self, path: str) -> list[str] | None:
-        if not has_plain_file_whiteouts(self.full(path), self.xattr_namespace):
+    def xattr_whiteouts(self, path: str) -> list[str] | None:
+        if not has_xattr_whiteouts(self.full(path), self.xattr_namespace):
             return None
-        return [name for name, kind in self.scan(path) if kind == FILE and self.state(join(path, name)).hides]
+        return [
+            name
+            for name, kind in self.scan(path)
+            if kind == FILE and self.state(join(path, name)).is_xattr_whiteout
+        ]
 
     def redirect(self, path: str) -> str | None:
         value = get_overlay_xattr(self.full(path), self.xattr_namespace.redirect)

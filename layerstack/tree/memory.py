@@ -17,7 +17,7 @@ from layerstack.tree.state import DIRECTORY, WHITEOUT, State
 class _Node:
     """Changes at one path: the entry, its xattrs of overlayfs, or its content."""
 
-    __slots__ = ("children", "disk", "foreign", "kind", "opaque", "redirect", "state")
+    __slots__ = ("children", "disk", "kind", "opaque", "redirect", "state", "xattr_whiteouts")
 
     def __init__(self, kind: str, state: State | None, *, disk: bool) -> None:
         self.kind, self.state = kind, state  # no state: a whiteout, or it is as on disk
@@ -26,7 +26,7 @@ class _Node:
         self.children: dict[str, _Node | None] = {}
         """Changes in a directory, by name; None: deleted."""
         self.opaque: bool | None = None if disk else False
-        self.foreign = self.redirect = disk  # True: as on disk
+        self.xattr_whiteouts = self.redirect = disk  # True: as on disk
 
 
 class Source(Protocol):
@@ -37,7 +37,7 @@ class Source(Protocol):
     def scan(self, path: str) -> Sequence[DirectoryEntry]: ...
     def state(self, path: str) -> State: ...
     def opaque(self, path: str) -> bool: ...
-    def foreign(self, path: str) -> list[str] | None: ...
+    def xattr_whiteouts(self, path: str) -> list[str] | None: ...
     def redirect(self, path: str) -> str | None: ...
 
 
@@ -121,9 +121,9 @@ class MemoryTree:
         node = self._find(path)
         return self._disk().opaque(path) if node is None or node.opaque is None else node.opaque
 
-    def foreign(self, path: str) -> list[str] | None:
+    def xattr_whiteouts(self, path: str) -> list[str] | None:
         node = self._find(path)
-        return self._disk().foreign(path) if node is None or node.foreign else None
+        return self._disk().xattr_whiteouts(path) if node is None or node.xattr_whiteouts else None
 
     def redirect(self, path: str) -> str | None:
         node = self._find(path)
@@ -140,7 +140,7 @@ class MemoryTree:
 
     def clear_opaque(self, path: str) -> None:
         node = self._own(path)
-        node.opaque, node.foreign = False, False
+        node.opaque, node.xattr_whiteouts = False, False
 
     def clear_redirect(self, path: str) -> None:
         self._own(path).redirect = False

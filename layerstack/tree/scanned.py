@@ -74,8 +74,8 @@ class SeenTree(DiskTree):
     def opaque(self, path: str) -> bool:
         return self._opaque_xattr(path) == b"y"
 
-    def foreign(self, path: str) -> list[str] | None:
-        return super().foreign(path) if self._opaque_xattr(path) == b"x" else None
+    def xattr_whiteouts(self, path: str) -> list[str] | None:
+        return super().xattr_whiteouts(path) if self._opaque_xattr(path) == b"x" else None
 
     def set_times(self, path: str, times: tuple[int, int]) -> None:
         self._forget()

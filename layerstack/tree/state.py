@@ -11,7 +11,7 @@ import os
 import stat
 
 from layerstack.kernel import content
-from layerstack.kernel.whiteout import is_plain_file_whiteout
+from layerstack.kernel.whiteout import is_xattr_whiteout
 from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model.conflict import ABSENT, Fingerprint
 
@@ -117,12 +117,12 @@ class State:
         return self._xattrs
 
     @property
-    def hides(self) -> bool:
+    def is_xattr_whiteout(self) -> bool:
         """True for a regular file that is a whiteout."""
         return (
             self.kind == FILE
             and self.body is None
-            and is_plain_file_whiteout(self.path, self.size, self.xattr_namespace)
+            and is_xattr_whiteout(self.path, self.size, self.xattr_namespace)
         )
 
     def data(self, limit: int | None = None) -> bytes:

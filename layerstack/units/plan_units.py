@@ -70,7 +70,7 @@ def _unnamed(own: Layer, newer: Sequence[Layer], base: Chain) -> Iterator[Unit]:
     listed: set[str] = set()
     hidden: dict[str, bool] = {}
     for path, rec in (own.index or {}).items():
-        if rec.covers and base.path_index.touched(path, own.version):
+        if rec.masks and base.path_index.touched(path, own.version):
             found = base.find(path)
             if found is not None and found.kind == DIRECTORY:
                 listed.update(below for layer in newer for below in layer.under(path))
@@ -78,7 +78,7 @@ def _unnamed(own: Layer, newer: Sequence[Layer], base: Chain) -> Iterator[Unit]:
             continue
         folder = parent(path)
         if folder not in hidden:
-            hidden[folder] = any(base.path_index.covered(above, own.version) for above in ancestors(path))
+            hidden[folder] = any(base.path_index.masked(above, own.version) for above in ancestors(path))
         if hidden[folder]:
             listed.add(path)
     for path in listed:
@@ -104,11 +104,11 @@ def _hidden(layer: Layer, root: str, base: Chain) -> Iterator[str]:
     """List the paths of the base at or below `root` that the layer deleted without listing them: with a
     directory.
     """
-    above = any((rec := layer.get(path)) is not None and rec.covers for path in (*ancestors(root), root))
+    above = any((rec := layer.get(path)) is not None and rec.masks for path in (*ancestors(root), root))
     for path in (
         [root]
         if above
-        else [path for path in layer.under(root) if (rec := layer.get(path)) is not None and rec.covers]
+        else [path for path in layer.under(root) if (rec := layer.get(path)) is not None and rec.masks]
     ):
         found = base.find(path)
         if found is not None and found.kind == DIRECTORY:

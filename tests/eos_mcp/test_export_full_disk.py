@@ -112,7 +112,7 @@ def test_more_at_once_than_there_are_reserves_are_refused_before_anything_is_mad
         disk = Disk(Path(short_dir))
         reserve.keep(disk.exports)
         disk.fill()
-        held = [reserve.take(disk.exports, f"held-{number}") for number in range(reserve.FILES)]
+        held = [reserve.acquire(disk.exports, f"held-{number}") for number in range(reserve.FILES)]
         assert all(fd is not None for fd in held)
         before = shape(disk.dest)
         with pytest.raises(OperationError) as caught:

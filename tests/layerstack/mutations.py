@@ -53,7 +53,7 @@ def ancestors_ignored() -> None:
 
     def add(self: index.PathIndex, layer: index.Layer) -> None:
         real(self, layer)
-        self.cover.clear()
+        self.mask.clear()
 
     replace(index.PathIndex, "add", add)
     replace(resolve._Merge, "hidden", nothing)
@@ -157,9 +157,9 @@ def index_stale() -> None:
     real = index.PathIndex.add
 
     def add(self: index.PathIndex, layer: index.Layer) -> None:
-        before = dict(self.touch), dict(self.sub), dict(self.cover)
+        before = dict(self.touch), dict(self.sub), dict(self.mask)
         real(self, layer)
-        self.touch, self.sub, self.cover = before
+        self.touch, self.sub, self.mask = before
 
     replace(index.PathIndex, "add", add)
 

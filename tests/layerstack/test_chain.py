@@ -64,7 +64,10 @@ def test_a_tree_that_remembers_looks_again_after_each_change_of_its_own(tmp_path
                 plain.state(path).times,
                 plain.state(path).meta,
             )
-            assert (seen.opaque(path), seen.foreign(path)) == (plain.opaque(path), plain.foreign(path))
+            assert (seen.opaque(path), seen.xattr_whiteouts(path)) == (
+                plain.opaque(path),
+                plain.xattr_whiteouts(path),
+            )
             for name, kind in there:
                 child = f"{path}/{name}".strip("/")
                 if kind == FILE:

@@ -95,9 +95,9 @@ def test_versions_only_rise_and_a_dropped_layer_is_listed_no_more() -> None:
     path_index.add(old)
     assert path_index.touch["a"] == path_index.sub["a"] == path_index.sub[""] == 5
     path_index.drop(new)
-    assert path_index.by_path["a"] == (old,) and path_index.by_cover["a"] == (old,)
+    assert path_index.by_path["a"] == (old,) and path_index.by_mask["a"] == (old,)
     path_index.drop(old)
-    assert path_index.by_path == {} and path_index.by_cover == {}
+    assert path_index.by_path == {} and path_index.by_mask == {}
 
 
 @given(st.permutations(range(2, 9)), st.sets(st.integers(2, 8)))
@@ -113,6 +113,6 @@ def test_layers_of_a_path_are_listed_newest_first_whatever_the_order_in_which_th
     assert (
         [one.version for one in path_index.by_path.get("x", ())]
         == left
-        == [one.version for one in path_index.by_cover.get("x", ())]
+        == [one.version for one in path_index.by_mask.get("x", ())]
     )
     assert path_index.sub["x"] == path_index.sub[""] == path_index.touch["x"] == 8

@@ -58,7 +58,7 @@ class Cancellations:
                 reason="cancelled",
             )
 
-    async def take(self, args: dict[str, Any]) -> tuple[str, bool]:
+    async def cancel_start(self, args: dict[str, Any]) -> tuple[str, bool]:
         """Cancel a start in progress of the named request and wait for its end; return the id, and True if
         there was such a start.
 

@@ -29,7 +29,7 @@ class _Capture:
     def __init__(self) -> None:
         self.cancelled = False
 
-    def take(self) -> bool:
+    def consume(self) -> bool:
         """Consume the cancellation: True only once, so that keeping the work afterwards, which may take long
         too, is not stopped."""
         was, self.cancelled = self.cancelled, False
@@ -58,7 +58,7 @@ class Captures:
         def why() -> str | None:
             if self._ending:
                 return SHUTTING_DOWN
-            return CANCELLED if capture.take() else None
+            return CANCELLED if capture.consume() else None
 
         def stopped_or_done() -> T:
             with stoppable(why):

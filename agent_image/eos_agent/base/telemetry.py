@@ -109,7 +109,7 @@ class Span:
             return
         self.dur_ms = (time.perf_counter() - self._begun) * 1000
         if error is not None:
-            self.attrs = {**self.attrs, **_told(error)}
+            self.attrs = {**self.attrs, **_error_attributes(error)}
         if not self.status:
             self.status = (
                 COMPLETED
@@ -264,7 +264,7 @@ def on_lease(change: str, lease: Lease) -> None:
     event(f"lease.{change}", holder=lease.kind, version=lease.version, layer_count=len(lease.layer_ids))
 
 
-def _told(error: BaseException) -> dict[str, Plain]:
+def _error_attributes(error: BaseException) -> dict[str, Plain]:
     """The attributes that an error adds to its span: names, no text."""
     if isinstance(error, OperationError):
         return {"error": error.kind, "reason": str(error.details.get("reason") or "")[:64]}
@@ -288,13 +288,13 @@ class Telemetry:
         self._pending: deque[Span | Event] = deque()
         self._flushing = threading.Lock()
         self._lost = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
-        self._told = dict(self._lost)
+        self._lost_written = dict(self._lost)
         self._wake, self._closing = threading.Event(), threading.Event()
         self._waiting = False
         self._thread: threading.Thread | None = None
         self._segments = None if path is None else Segments(path, max_bytes)
         if self._segments is not None:
-            self._go_on(self._segments.tail())
+            self._resume(self._segments.tail())
             self._thread = threading.Thread(target=self._work, name="eos-telemetry", daemon=True)
             self._thread.start()
 
@@ -314,7 +314,7 @@ class Telemetry:
             log.failure("telemetry_off", error)
             return Telemetry(None)
 
-    def _go_on(self, tail: bytes) -> None:
+    def _resume(self, tail: bytes) -> None:
         """Continue span numbers and counters from the end of the files, after a restart."""
         last = max((int(number) for number in _SPAN_IDS.findall(tail)), default=0)
         self.numbers = itertools.count(last + 1)
@@ -324,7 +324,7 @@ class Telemetry:
                 self._lost.update({key: int(counters[key]) for key in self._lost})
             except (ValueError, KeyError, TypeError):
                 continue
-            self._told = dict(self._lost)
+            self._lost_written = dict(self._lost)
             return
 
     def request(self, request_id: str, name: str = DISPATCH, **attrs: Plain) -> Span | Nothing:
@@ -388,10 +388,10 @@ class Telemetry:
             if len(line) > self._max_line:
                 self._lost["dropped_oversized"] += 1
                 return None
-        if self._lost != self._told:
+        if self._lost != self._lost_written:
             longer = record.line(attrs, f'{more},"_counters":{_ENCODER.encode(self._lost)}')
             if len(longer) <= self._max_line:
-                line, self._told = longer, dict(self._lost)
+                line, self._lost_written = longer, dict(self._lost)
         return line.encode()
 
     def read(self) -> list[bytes]:

@@ -50,7 +50,7 @@ def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         plan.groups.join(plan.cgroup)
-        oom.take(plan.scores.init)
+        oom.set_score(plan.scores.init)
         sock_fd, *spaces = keep(*fds)
         sock = socket.socket(fileno=sock_fd)
         try:

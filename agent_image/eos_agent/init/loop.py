@@ -24,7 +24,7 @@ from eos_agent.init.kill import Kill, send, send_to_group
 from eos_agent.init.spawn import cwd_not_found, exec_failed, find_program, plumb, start, too_many_in_flight
 from eos_agent.init.worker import Undo, Work, Worker
 from eos_agent.ipc import frames
-from eos_agent.ipc.sigchld import SIGINFO_BYTES, hear_of_children
+from eos_agent.ipc.sigchld import SIGINFO_BYTES, sigchld_fd
 from eos_agent.kernel import network
 from eos_agent.kernel.fd_limits import OpenFiles
 from eos_agent.kernel.oom import OomScore
@@ -74,7 +74,7 @@ class InitLoop:
         self._sock = sock
         self._files = files
         self._root = workspace_root
-        self._wake = hear_of_children()
+        self._wake = sigchld_fd()
         self._environment: dict[str, str] = {}  # that of the last spawn request with one
         self._tags = ProcessTags()
         self._oom_score = oom_score

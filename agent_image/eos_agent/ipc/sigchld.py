@@ -8,11 +8,11 @@ import signal
 from layerstack.kernel import syscalls
 
 SIGINFO_BYTES = 128
-"""Size of struct signalfd_siginfo, read from the descriptor of `hear_of_children`; one struct may report
+"""Size of struct signalfd_siginfo, read from the descriptor of `sigchld_fd`; one struct may report
 several ended children."""
 
 
-def wake_on_child() -> int:
+def sigchld_pipe() -> int:
     """Return a pipe that a signal handler writes to; empty it with `drain`."""
     readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
@@ -20,7 +20,7 @@ def wake_on_child() -> int:
     return readable
 
 
-def hear_of_children() -> int:
+def sigchld_fd() -> int:
     """Block SIGCHLD and return a signalfd for it. A signal handler would interrupt poll(2) instead."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     return syscalls.signalfd(signal.SIGCHLD)

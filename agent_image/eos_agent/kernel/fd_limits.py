@@ -25,7 +25,7 @@ class OpenFiles(NamedTuple):
     hard: int
 
 
-def take_all() -> None:
+def raise_limit() -> None:
     """Raise the limit of this process to the maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # an unlimited hard limit exceeds fs.nr_open
@@ -59,7 +59,7 @@ def for_a_command(files: OpenFiles | None) -> Generator[list[int]]:
     try:
         yield pids
     finally:
-        take_all()
+        raise_limit()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (files.soft, files.hard))

@@ -120,9 +120,9 @@ class InotifyLimit:
         self._asked += 1
         if self._asked >= BURST:
             self._loop.remove_reader(self._fd)
-            self._timer = self._loop.call_later(PAUSE_S, self._go_on)
+            self._timer = self._loop.call_later(PAUSE_S, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self._answer)
 

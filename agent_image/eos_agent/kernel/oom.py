@@ -46,7 +46,7 @@ class Scores(NamedTuple):
         return Scores.above(own)
 
 
-def take(score: int) -> bool:
+def set_score(score: int) -> bool:
     """Set the value of this process and its later forks; return whether that was allowed."""
     try:
         fd = os.open(_FILE, os.O_WRONLY | os.O_CLOEXEC)

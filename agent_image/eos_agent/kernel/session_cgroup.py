@@ -21,14 +21,14 @@ class SessionGroup:
     """A session's cgroup in `Groups`, "" without cgroups. All its processes, init included, are in the cgroup
     of that name in each hierarchy."""
 
-    def __init__(self, groups: Groups, leaf: str) -> None:
-        self._groups, self._leaf = groups, leaf
-        self._told_kills = 0
+    def __init__(self, groups: Groups, cgroup: str) -> None:
+        self._groups, self._cgroup = groups, cgroup
+        self._reported_kills = 0
         self._freezers = 0  # calls of freeze without a call of thaw so far
 
     @property
     def can_freeze(self) -> bool:
-        return bool(self._leaf) and self._groups.unified is not None
+        return bool(self._cgroup) and self._groups.unified is not None
 
     @property
     def frozen(self) -> bool:
@@ -38,7 +38,7 @@ class SessionGroup:
     def path(self) -> str | None:
         """Give the path of the cgroup in the hierarchy of version 2."""
         part = self._groups.unified
-        return None if part is None or not self._leaf else os.path.join(part.path, self._leaf)
+        return None if part is None or not self._cgroup else os.path.join(part.path, self._cgroup)
 
     async def freeze(self) -> None:
         """Freeze every process of the session, its init too; returns when all are frozen. A process that
@@ -52,11 +52,11 @@ class SessionGroup:
         self._freezers += 1
         deadline = time.monotonic() + FREEZE_LIMIT_S
         try:
-            cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "1")
-            while "frozen 1" not in cgroup_fs.read(part.fd, f"{self._leaf}/cgroup.events"):
+            cgroup_fs.write(part.fd, f"{self._cgroup}/cgroup.freeze", "1")
+            while "frozen 1" not in cgroup_fs.read(part.fd, f"{self._cgroup}/cgroup.events"):
                 if time.monotonic() > deadline:
                     moving = [
-                        {"pid": pid, "name": _name(pid)} for pid in cgroup_fs.members(part.fd, self._leaf)
+                        {"pid": pid, "name": _name(pid)} for pid in cgroup_fs.members(part.fd, self._cgroup)
                     ]
                     raise OperationError(
                         OPERATION_FAILED,
@@ -77,7 +77,7 @@ class SessionGroup:
         if self._freezers > 0:
             return
         with contextlib.suppress(FileNotFoundError, OSError):
-            cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "0")
+            cgroup_fs.write(part.fd, f"{self._cgroup}/cgroup.freeze", "0")
 
     async def kill_command(self, tag: int, leader: int) -> int:
         """Send SIGKILL to all descendants of one command, while the session is frozen; return their number.
@@ -90,7 +90,7 @@ class SessionGroup:
         assert part is not None
         await self.freeze()
         try:
-            found = [pid for pid in cgroup_fs.members(part.fd, self._leaf) if _is_of(pid, tag, leader)]
+            found = [pid for pid in cgroup_fs.members(part.fd, self._cgroup) if _is_of(pid, tag, leader)]
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -101,15 +101,15 @@ class SessionGroup:
     def new_oom_kills(self) -> int:
         """Number of processes of the session that the kernel killed for lack of memory since the last
         call."""
-        if not self._leaf:
+        if not self._cgroup:
             return 0
         for part in self._groups.parts:
             if "memory" in part.controllers:
                 name = "memory.oom_control" if part.hierarchy else "memory.events"
                 with contextlib.suppress(OSError, ValueError):
-                    words = cgroup_fs.read(part.fd, f"{self._leaf}/{name}").split()
+                    words = cgroup_fs.read(part.fd, f"{self._cgroup}/{name}").split()
                     count = int(words[words.index("oom_kill") + 1])
-                    new, self._told_kills = count - self._told_kills, count
+                    new, self._reported_kills = count - self._reported_kills, count
                     return new
         return 0
 

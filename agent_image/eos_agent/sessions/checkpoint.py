@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eos_agent.base import telemetry
 from eos_agent.sessions.checkpoint_rows import ended, row
 from eos_agent.sessions.next_call import rebase_hint
-from eos_agent.sessions.publish import SESSION_BUSY, check_idle, go_on
+from eos_agent.sessions.publish import SESSION_BUSY, check_idle, remount
 from eos_agent.sessions.refusal import RefusedOperation, not_resumed, refusal
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
@@ -107,9 +107,9 @@ async def _change(
         try:
             done = await sessions.captures.run(change, request_id=request_id)
         except Exception as error:
-            retained = await go_on(sessions, session)
+            retained = await remount(sessions, session)
             raise refusal(sessions, session, error, operation, retained=retained, restarted=True) from error
-        if not await go_on(sessions, session):
+        if not await remount(sessions, session):
             raise not_resumed(sessions, session, operation)
     return done
 

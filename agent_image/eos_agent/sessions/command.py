@@ -22,7 +22,7 @@ from eos_agent.sessions.interruption import (
     CommandEnd,
     PublishRule,
     Unfinished,
-    name_of,
+    signal_name,
     unfinished,
 )
 from eos_agent.sessions.transcript import ANSWER_MAX_BYTES, Transcript
@@ -228,7 +228,7 @@ class Command:
             and self.leader_code is not None
             and self.leader_code < 0
         ):
-            self.signal = name_of(-self.leader_code)
+            self.signal = signal_name(-self.leader_code)
         if self.leader_code:
             self._note_oom_kills()
         self.over.set()
@@ -463,7 +463,7 @@ class Command:
         running = not self.terminal.is_set()
         view = OutputView(raw, encoding)
         if start is None:
-            rows = self._cursor.take(self.output, self._answer_bytes, view, advance=running)
+            rows = self._cursor.read(self.output, self._answer_bytes, view, advance=running)
         else:
             rows = self.output.read(start, limit, self._answer_bytes, errors=view.errors)
         found = {**self._status_json(running), **rows_json(self.output, rows, view)}
@@ -479,7 +479,7 @@ class Command:
         found["workspace_session_id"] = self.session.id
         if self.errors is not None:
             if start is None:
-                stderr = self._error_cursor.take(self.errors, self._answer_bytes, view, advance=running)
+                stderr = self._error_cursor.read(self.errors, self._answer_bytes, view, advance=running)
             else:
                 stderr = self.errors.read(start, limit, self._answer_bytes, errors=view.errors)
             found |= stderr_json(self.errors, stderr, view)

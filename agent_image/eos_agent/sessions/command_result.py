@@ -50,7 +50,7 @@ class Cursor:
         self._again = again
         self._open_bytes = 0  # length of the unfinished last row when it was shown
 
-    def take(self, transcript: Transcript, max_bytes: int, view: OutputView, *, advance: bool) -> Rows:
+    def read(self, transcript: Transcript, max_bytes: int, view: OutputView, *, advance: bool) -> Rows:
         """Read the rows from the cursor on, at most `max_bytes`; with `advance` move the cursor past them."""
         total = transcript.total_rows
         begin = self._row

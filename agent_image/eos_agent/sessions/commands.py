@@ -344,7 +344,7 @@ class Commands:
         while len(self._terminal) > self._keep:
             self._evict(next(iter(self._terminal)))
         while (
-            self._kept.bytes > self._kept_bytes and (oldest := self._kept.to_go()) != command.id
+            self._kept.bytes > self._kept_bytes and (oldest := self._kept.next_deleted()) != command.id
         ):  # the newest is about to be read
             self._evict(oldest)
 
@@ -418,7 +418,7 @@ class Commands:
         """Kill the command that a request started. The work of an implicit session becomes a draft; an
         explicit session is left alone.
         """
-        request_id, starting = await self._cancellations.take(args)
+        request_id, starting = await self._cancellations.cancel_start(args)
         found = [command for command in self._known.values() if command.request_id == request_id]
         answer: dict[str, Any] = {"request_id": request_id, "cancelled": False}
         if not found:

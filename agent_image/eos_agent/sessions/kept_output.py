@@ -37,7 +37,7 @@ class KeptOutput:
         if not self._of[session_id]:
             del self._of[session_id], self._sums[session_id]
 
-    def to_go(self) -> str:
+    def next_deleted(self) -> str:
         """Id of the command whose output is deleted next; defined while `bytes` is not 0."""
         most = max(self._sums, key=self._sums.__getitem__)
         return next(iter(self._of[most]))

@@ -84,20 +84,20 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             sessions.end(session)
             raise _unsynced(session, error) from error
         except Exception as error:
-            retained = await go_on(sessions, session)
+            retained = await remount(sessions, session)
             raise refusal(sessions, session, error, PUBLISH, retained=retained, restarted=True) from error
         if session.draft_id is not None and not published.no_op:
             sessions.forget_draft(session.draft_id)
         checkpoints = upper.saved.checkpoints
-        went_on = await _continue(sessions, session) | ended(checkpoints) if keep_open else {}
-        if not went_on.get("kept_open"):
+        continued = await _continue(sessions, session) | ended(checkpoints) if keep_open else {}
+        if not continued.get("kept_open"):
             sessions.end(session)
     return {
         "workspace_session_id": session_id,
         "publish": publish_json(published),
-        "destroyed": not went_on.get("kept_open"),
+        "destroyed": not continued.get("kept_open"),
         "evicted_upperdir_bytes": size,
-        **went_on,
+        **continued,
     }
 
 
@@ -149,7 +149,7 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
             "not_kept_open": {"kind": shown.kind, "message": shown.message, "details": shown.details},
         }
     session.upper, session.draft_id = upper, None
-    _go_on_with(sessions, session, init)
+    _activate(sessions, session, init)
     found: dict[str, Any] = {"kept_open": True, "base_version": upper.snapshot.version}
     return found if init.address is None else {**found, "address": init.address}
 
@@ -222,7 +222,7 @@ def _preview(sessions: Sessions, session: Session, allow_unresolved: bool) -> Pr
     return found
 
 
-async def go_on(sessions: Sessions, session: Session) -> bool:
+async def remount(sessions: Sessions, session: Session) -> bool:
     """Give a session whose init has ended a new mount and a new init. If that fails the work becomes a draft,
     and the result is False.
     """
@@ -236,11 +236,11 @@ async def go_on(sessions: Sessions, session: Session) -> bool:
         log.failure("remount_failed", error, session=session.id)
         await sessions.keep(session, "publish_error")
         return False
-    _go_on_with(sessions, session, init)
+    _activate(sessions, session, init)
     return True
 
 
-def _go_on_with(sessions: Sessions, session: Session, init: InitHandle) -> None:
+def _activate(sessions: Sessions, session: Session, init: InitHandle) -> None:
     session.init = init
     session.ending = False
     session.state = "active"

@@ -9,7 +9,7 @@ from eos_agent.base.publication import left_out, rejection
 from eos_agent.sessions import disk_space
 from eos_agent.sessions.checkpoint_rows import ended
 from eos_agent.sessions.next_call import rebase_hint
-from eos_agent.sessions.publish import SESSION_BUSY, check_idle, go_on
+from eos_agent.sessions.publish import SESSION_BUSY, check_idle, remount
 from eos_agent.sessions.refusal import RefusedOperation, not_resumed, refusal, rejected
 from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, Session
@@ -57,9 +57,9 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
                     lambda: session.upper.rebase(choice), request_id=request_id
                 )
             except Exception as error:
-                retained = await go_on(sessions, session)
+                retained = await remount(sessions, session)
                 raise refusal(sessions, session, error, REBASE, retained=retained, restarted=True) from error
-            if not await go_on(sessions, session):
+            if not await remount(sessions, session):
                 raise not_resumed(sessions, session, REBASE)
     return _rebased_json(done, session)
 

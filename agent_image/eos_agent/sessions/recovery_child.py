@@ -137,13 +137,13 @@ class RecoveryProcess:
             self.end()
             return RecoveryAnswer(f"it took longer than {timeout_s:g} s")
         except (OSError, EOFError) as error:
-            return RecoveryAnswer(self._fate(error), busy=self._stopped)
+            return RecoveryAnswer(self._failure(error), busy=self._stopped)
         answer = RecoveryAnswer(**json.loads(line))
         if answer.error == MEMORY:
             self.end()
         return answer
 
-    def _fate(self, error: BaseException) -> str:
+    def _failure(self, error: BaseException) -> str:
         process = self._process
         code = (
             process.wait(KILL_S)

@@ -56,11 +56,11 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     os.chdir("/")
     sock, program_fd = keep_only(sock, groups, native.open_program(host.init))
     scores = oom.Scores.here()
-    oom.take(scores.zygote)
+    oom.set_score(scores.zygote)
     groups.join_workload()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    wake = sigchld.wake_on_child()
+    wake = sigchld.sigchld_pipe()
     hardening = Hardening.prepare()
     mount_plan = _prepare(host)
     gc.collect()
@@ -325,15 +325,15 @@ class ZygoteProcess:
         """Start an init with `order`: the native spare, the Python spare, or a new clone. Connects the
         network of an isolated session.
         """
-        native = self.take_native(plan, order)
+        native = self.use_native_spare(plan, order)
         if native is not None:
             return native
         if not plan.isolated:
-            return self.take_spare(plan, order) or self.clone(plan, order)
+            return self.use_spare(plan, order) or self.clone(plan, order)
         network_fd, plug_fd = os.pipe2(os.O_CLOEXEC)
         order = order._replace(network_fd=network_fd)
         try:
-            pid, pidfd, cgroup = self.take_spare(plan, order) or self.clone(plan, order)
+            pid, pidfd, cgroup = self.use_spare(plan, order) or self.clone(plan, order)
         except BaseException:
             os.close(plug_fd)
             raise
@@ -359,7 +359,7 @@ class ZygoteProcess:
             self.spares[isolated] = _Spare(pid, pidfd, ours, names, cgroup, self.namespace is not None)
         theirs.close()
 
-    def take_spare(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
+    def use_spare(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
         """Send the order to the spare. Returns its pid, pidfd and cgroup, or None if no spare fits."""
         spare = self.fitting_spare(plan)
         if spare is None or spare.native:
@@ -384,8 +384,8 @@ class ZygoteProcess:
             return None
         return spare
 
-    def take_native(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
-        """Do the same as `take_spare` with a spare that executes the native init: this process makes the
+    def use_native_spare(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
+        """Do the same as `use_spare` with a spare that executes the native init: this process makes the
         mounts, in the spare's namespace.
         """
         spare = self.fitting_spare(plan)
