@@ -234,14 +234,14 @@ def test_a_failure_at_each_file_puts_all_of_them_back(
 ) -> None:
     """Another process changes a file just before its turn."""
     fill(tree)
-    real, turn = patch_mount._take, iter(range(9))  # pyright: ignore[reportPrivateUsage]
+    real, turn = patch_mount._exchange, iter(range(9))  # pyright: ignore[reportPrivateUsage]
 
     def take(root_fd: int, place_fd: int, name: str, step: Any, before: Any) -> None:
         if next(turn) == failing:
             raise OSError(28, "No space left on device")
         real(root_fd, place_fd, name, step, before)
 
-    monkeypatch.setattr(patch_mount, "_take", take)
+    monkeypatch.setattr(patch_mount, "_exchange", take)
     before = tree.content()
     with pytest.raises(OSError):
         tree.patch(LISTING)
@@ -254,14 +254,14 @@ def test_a_worker_that_is_killed_between_two_files_is_undone(tree: Tree, turns: 
     before = tree.content()
     pid = os.fork()
     if pid == 0:
-        real, turn = patch_mount._take, iter(range(9))  # pyright: ignore[reportPrivateUsage]
+        real, turn = patch_mount._exchange, iter(range(9))  # pyright: ignore[reportPrivateUsage]
 
         def take(root_fd: int, place_fd: int, name: str, step: Any, seen: Any) -> None:
             if next(turn) == turns:
                 os.kill(os.getpid(), 9)
             real(root_fd, place_fd, name, step, seen)
 
-        patch_mount._take = take  # pyright: ignore[reportPrivateUsage]
+        patch_mount._exchange = take  # pyright: ignore[reportPrivateUsage]
         try:
             tree.patch(LISTING, passing=".eos-0123456789abcdef")
         finally:

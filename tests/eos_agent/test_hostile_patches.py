@@ -152,7 +152,7 @@ def test_an_old_file_that_cannot_be_put_back_is_kept_beside(
     tree.put("d/a", b"one\n")
     tree.put("z", b"two\n")
     tree.put("a.before-patch", b"there already\n")
-    real = patch_mount._take  # pyright: ignore[reportPrivateUsage]
+    real = patch_mount._exchange  # pyright: ignore[reportPrivateUsage]
 
     def take(root_fd: int, place_fd: int, name: str, step: Any, before: Any) -> None:
         if name == "1":
@@ -160,7 +160,7 @@ def test_an_old_file_that_cannot_be_put_back_is_kept_beside(
             raise OSError(28, "No space left on device")
         real(root_fd, place_fd, name, step, before)
 
-    monkeypatch.setattr(patch_mount, "_take", take)
+    monkeypatch.setattr(patch_mount, "_exchange", take)
     with pytest.raises(OSError):
         tree.patch(
             "*** Begin Patch\n*** Update File: d/a\n@@\n-one\n+ONE\n"
