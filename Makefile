@@ -48,9 +48,8 @@ help:
 demo: .venv/runtime.stamp
 	@"$$(.ci/venv where runtime)/bin/eos" demo $(ARGS)
 
-# Tests wait for most of their time, for mounts and disks too, so there is one process more than processors; a file stays in one, in the
-# order of the folders.
-JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
+# Tests wait for much of their time, for engines, mounts and disks, so there are more processes than processors (tests/schedule.py).
+JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 2)
 
 test: .venv/dev.stamp
 	$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder $(ARGS)

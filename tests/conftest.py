@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from layerstack.kernel import fsync
-from tests import images, in_namespace, leaks, probes
+from tests import images, in_namespace, leaks, probes, schedule
 
 REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(" ", ",").split(",") if name)
 """Powers that this run requires. If it is not empty, a skip, an xfail or a deselected test is a failure."""
@@ -18,17 +18,6 @@ REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(
 ELSEWHERE = frozenset({"cgroups2"})
 """Powers of other kernels than the gate's: a machine without them does not collect the tests that need one
 (`make vm` runs these).
-"""
-
-FIRST = (
-    "tests/test_quality.py",
-    "tests/layerstack/test_crash.py",
-    "tests/layerstack/test_faults_are_found.py",
-    "tests/test_build.py",
-    "tests/test_wheel.py",
-)
-"""The longest files, which use a processor all the time: they run first, beside tests that wait, since at the
-end they would run alone.
 """
 
 _left_out: list[str] = []
@@ -94,7 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
     if not config.getoption("--clients"):
         items[:] = [item for item in items if item.get_closest_marker("clients") is None]
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    order = schedule.places(schedule.file_of(item.nodeid) for item in items)
+    items.sort(key=lambda item: order[schedule.file_of(item.nodeid)])
     kept = [item for item in items if not _belongs_elsewhere(item)]
     _elsewhere_off = len(items) - len(kept)
     items[:] = kept
@@ -103,6 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _belongs_elsewhere(item: pytest.Item) -> bool:
     asked = {name for marker in item.iter_markers("needs") for name in marker.args}
     return any(not probes.power(name).on for name in sorted((asked & ELSEWHERE) - REQUIRED))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.FileScheduling | None:
+    """Return the scheduler of --dist=loadfile; None for the other values, which xdist knows."""
+    return schedule.FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

@@ -165,10 +165,10 @@ def remove_shared_volumes() -> None:
     keeps them for the next sandbox.
     """
     instances = {one.name for one in made() if one.kind == "instance"}
-    for line in _docker("volume", "ls", "--format", '{{.Name}} {{.Label "eos.made_by"}}'):
-        name, _, instance = line.partition(" ")
-        if name.startswith(BEYOND_A_SANDBOX) and instance in instances:
-            _docker("volume", "rm", name)
+    lines = _docker("volume", "ls", "--format", '{{.Name}} {{.Label "eos.made_by"}}')
+    names = [line.partition(" ")[0] for line in lines if line.partition(" ")[2] in instances]
+    if unused := [name for name in names if name.startswith(BEYOND_A_SANDBOX)]:
+        _docker("volume", "rm", *unused)
 
 
 def _docker(*words: str) -> list[str]:

@@ -10,7 +10,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,8 @@ from typing import Any, NamedTuple
 from eos_mcp.export import reserve
 from layerstack.kernel import overlay
 from tests import leaks
-from tests.end_to_end import forked_program
+from tests.end_to_end import engine, forked_program
+from tests.end_to_end.engine import in_engine as in_engine
 from tests.eos_mcp import programs
 from tests.in_namespace import ORDINARY_UID
 from tests.processes import children_of, cmdline, descendants, mountinfo
@@ -70,13 +70,8 @@ class Desk:
         self, program: str, *words: str, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         module = MODULES.get(program, f"eos_mcp.cli.{program}")
-        argv = [self.person.python, "-m", module, *words]
         environment = self.person.environment(**self.env, **(env or {}))
-        ours = self.person.uid is None and self.person.prefix == Path(sys.prefix)
-        if ours and module in forked_program.FORKED:
-            return forked_program.run(argv, words, module, environment, self.person.home)
-        code, out, err = self.person.run(argv, env=environment, timeout_s=self.patience_s)
-        return subprocess.CompletedProcess(argv, code, out, err)
+        return forked_program.run_for(self.person, module, words, environment, timeout_s=self.patience_s)
 
     def do(self, program: str, *words: str) -> dict[str, Any]:
         """Return the only object that a program prints."""
@@ -232,16 +227,16 @@ class Container(Sandbox):
 
     @property
     def store(self) -> Path:
-        return Path(docker("volume", "inspect", "--format", "{{.Mountpoint}}", f"{self.id}-layer-stack"))
+        return Path(engine.mountpoint(f"{self.id}-layer-stack"))
 
     def agent(self) -> int:
-        first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
+        first = engine.first_pid(self.id)
         return next(
             pid for pid in descendants(first) if b"sandbox-daemon\0serve\0" in cmdline(pid)
         )  # a parent comes before its children
 
     def everything(self) -> list[int]:
-        first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
+        first = engine.first_pid(self.id)
         return [first, *descendants(first)]
 
     def wipe_run_directories(self) -> None:
@@ -264,7 +259,7 @@ class Container(Sandbox):
     def destroy(self) -> None:
         super().destroy()
         assert in_engine(self.id) == []
-        docker("volume", "rm", "-f", f"eos-shared-base-{self.base_hash}")
+        engine.remove_volume(f"eos-shared-base-{self.base_hash}")
 
 
 class Watched(NamedTuple):
@@ -294,15 +289,6 @@ def docker(*words: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def in_engine(text: str) -> list[str]:
-    """Return containers and volumes whose names contain `text`, or that belong to that instance id."""
-    names = docker("ps", "-a", "--format", "{{.Names}}", "--filter", f"name={text}").split()
-    names += docker(
-        "ps", "-a", "--format", "{{.Names}}", "--filter", f"label=eos.gateway_instance_id={text}"
-    ).split()
-    return names + docker("volume", "ls", "-q", "--filter", f"name={text}").split()
 
 
 def assert_told(error: dict[str, Any], reason: str, *names: str, kind: str = "internal_error") -> None:

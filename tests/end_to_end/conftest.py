@@ -12,6 +12,7 @@ import pytest
 
 from tests import leaks, processes, unprivileged_install, users
 from tests.conftest import drop_dir, make_short_dir
+from tests.end_to_end import forked_program
 from tests.end_to_end.cli_user import Desk, Desks, Sandbox
 from tests.users import Person
 
@@ -52,8 +53,8 @@ def person(
 def close(one: Person) -> None:
     """Stop the gateway of a home, delete the home, and check that no process, mount or container names it."""
     if (one.home / "state").exists():
-        code, _, err = one.run([one.python, "-m", "eos_mcp.cli.eos", "gateway", "stop"])
-        assert code == 0, err
+        done = forked_program.run_for(one, *forked_program.STOP, one.environment())
+        assert done.returncode == 0, done.stderr
     assert processes.processes_that_name(str(one.home)) == []
     assert processes.mounts_that_name(str(one.home)) == []
     drop_dir(str(one.home))

@@ -14,11 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests import in_namespace
+from tests.users import Person
 
 FORKED = {
     f"eos_mcp.cli.sandbox_{name}": importlib.import_module(f"eos_mcp.cli.sandbox_{name}")
     for name in ("manager", "runtime", "observability")
 }
+STOP = ("eos_mcp.cli.eos", ("gateway", "stop"))
+"""The command at the end of each gateway of a test."""
+FORKED[STOP[0]] = importlib.import_module(STOP[0])
+importlib.import_module("eos_mcp.cli.gateway_control")
 
 
 def _main(module: str, words: Sequence[str], env: Mapping[str, str], cwd: Path, out: int, err: int) -> int:
@@ -54,3 +59,15 @@ def run(
         os.close(out)
         os.close(err)
     return subprocess.CompletedProcess(list(argv), code, *texts)
+
+
+def run_for(
+    person: Person, module: str, words: Sequence[str], env: Mapping[str, str], *, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as the person: in a fork where that is root with this environment, else as a process."""
+    argv = [person.python, "-m", module, *words]
+    ours = person.uid is None and person.prefix == Path(sys.prefix)
+    if ours and module in FORKED and (module != STOP[0] or tuple(words) == STOP[1]):
+        return run(argv, words, module, env, person.home)
+    code, out, err = person.run(argv, env=dict(env), timeout_s=timeout_s)
+    return subprocess.CompletedProcess(argv, code, out, err)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end import engine
 from tests.end_to_end.cli_user import (
     MODULES,
     Container,
@@ -76,8 +77,7 @@ def container(shared_desk: Desks, image: Callable[[str], str]) -> Generator[Cont
     yield made
     at.destroy_all()
     assert in_engine(made.id) == []
-    for name in docker("volume", "ls", "-q", "--filter", f"name=eos-shared-base-{made.base_hash}").split():
-        docker("volume", "rm", "-f", name)
+    engine.remove_volume(f"eos-shared-base-{made.base_hash}")
 
 
 @IN_DOCKER
@@ -181,7 +181,7 @@ def test_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_othe
         == 0
     )
     if isinstance(other, Container):
-        docker("volume", "rm", "-f", f"eos-shared-base-{other.base_hash}")
+        engine.remove_volume(f"eos-shared-base-{other.base_hash}")
 
 
 def test_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it_holds(
