@@ -30,6 +30,17 @@ REVISING = frozenset(
 )
 FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info", "export_dry_run")
 NO_ANSWER = frozenset({"forward_timeout", "sandbox_unreachable"})
+_OF_COMMANDS = frozenset(
+    {
+        "exec_command",
+        "read_command_lines",
+        "wait_command",
+        "write_command_stdin",
+        "close_stdin",
+        "signal_command",
+    }
+)
+_FORWARD = b'"forward":"/forward/'
 LOGGED_CHARACTERS = 200  # limit on text of a client in a log line
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 
@@ -46,6 +57,7 @@ class ManagerProtocol(Protocol):
     async def explain(
         self, sandbox_id: str, op: str, broken: OperationError | None
     ) -> OperationError | None: ...
+    def http_base(self, sandbox_id: str) -> str | None: ...
     def note_activity(self, sandbox_id: str) -> None: ...
     def note_silence(self, sandbox_id: str) -> None: ...
     def sandbox_count(self) -> int: ...
@@ -154,9 +166,13 @@ class Router:
                 request_id=request.request_id,
                 timeout_s=catalog.budget_s(catalog.find(op), args),
             )
-            if b'"error"' not in line and not self._contract_results:
+            served = op in _OF_COMMANDS and _FORWARD in line
+            if b'"error"' not in line and not self._contract_results and not served:
                 return line
             reply = decoded(line, op)
+            if served and isinstance(reply.get("forward"), str):
+                base = self._manager.http_base(sandbox_id)
+                reply |= {} if base is None else {"forward_url": base + reply["forward"]}
         except OperationError as error:
             if error.details.get("reason") in NO_ANSWER:
                 self._manager.note_silence(sandbox_id)

@@ -35,6 +35,13 @@ def forward_url(record: SandboxRecord, given: Mapping[str, Any]) -> dict[str, An
     path, _, query = str(given.get("path") or "").lstrip("/").partition("?")
     asked = f"{quote(query, safe='=&%+,:;@/?')}&" if query else ""
     ticket = proof.ticket(record.token, record.id, prefix, until)
-    host = f"[{record.daemon_http.host}]" if ":" in record.daemon_http.host else record.daemon_http.host
-    base = f"http://{host}:{record.daemon_http.port}{prefix}/{quote(path, safe='/%+,:;@=')}"
+    base = f"{http_base(record)}{prefix}/{quote(path, safe='/%+,:;@=')}"
     return {"url": f"{base}?{asked}{proof.TICKET_KEY}={ticket}", "expires_unix_ms": until * 1000}
+
+
+def http_base(record: SandboxRecord) -> str | None:
+    """URL of the HTTP surface of a sandbox's agent; None without an endpoint."""
+    at = record.daemon_http
+    if at is None:
+        return None
+    return f"http://[{at.host}]:{at.port}" if ":" in at.host else f"http://{at.host}:{at.port}"

@@ -267,6 +267,11 @@ class Manager:
         """Note that the agent of a sandbox missed an answer."""
         self.silence.note(sandbox_id)
 
+    def http_base(self, sandbox_id: str) -> str | None:
+        """URL of the HTTP surface of a sandbox's agent; None if it has none."""
+        record = self.registry.find(sandbox_id)
+        return None if record is None else browser_address.http_base(record)
+
     def note_activity(self, sandbox_id: str) -> None:
         record = self.registry.find(sandbox_id)
         if record is not None:

@@ -73,7 +73,8 @@ def _typed(argument: Argument, value: Any) -> Any:
     if kind == "json_array":
         return _array(argument, value)
     if kind == "json_object":
-        return _pairs(_parsed(value, "{["))
+        value = _parsed(value, "{[")
+        return _properties(argument, value) if "properties" in (argument.items or {}) else _pairs(value)
     if _text(value):
         return _choice(argument, value)
     if isinstance(value, int) and not isinstance(value, bool) and _is_name(argument.name):
@@ -169,6 +170,17 @@ def _pairs(value: Any) -> Any:
     if _list(value) and all(_text(one) and "=" in one for one in value):
         return {one.rpartition("=")[0]: one.rpartition("=")[2] for one in value}
     return value
+
+
+def _properties(argument: Argument, value: Any) -> Any:
+    """An object of known keys, or an array of "key=value", without what strict clients fill in."""
+    if _list(value) and all(_text(one) and "=" in one for one in value):
+        value = {one.partition("=")[0].strip(): one.partition("=")[2] for one in value}
+    if not _object(value):
+        return value
+    found = _member(argument.items or {}, value)
+    kept = {name: inner for name, inner in found.items() if inner not in ("", 0) or isinstance(inner, bool)}
+    return {} if set(kept) <= {"timeout_ms"} else kept
 
 
 def _scalar(value: Any) -> str | None:

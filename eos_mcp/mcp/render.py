@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from eos_mcp.mcp import known_clients, render_checkpoints, render_conflicts, render_files
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
 from eos_mcp.mcp.known_clients import LARGE_PAGE
+from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools
+from eos_mcp.mcp.plain_text import plain
 from eos_mcp.mcp.terminal_output import without_blank_rows
 
 # Above this many characters a text shows head and tail, or the first lines, and says how to get the rest.
@@ -20,15 +22,15 @@ HEAD = 8_000
 TAIL = 8_000
 
 
-def result(name: str, args: Object, reply: Object) -> str:
-    """The text of one reply of operation `name`, error envelopes included."""
+def result(name: str, args: Object, reply: Object, tools: OfferedTools = EVERY_TOOL) -> str:
+    """The text of one reply of operation `name`, error envelopes included; it names no tool but `tools`."""
     if "error" in reply:
-        return error(reply["error"], name)
+        return error(reply["error"], name, tools)
     text_of = _TEXTS.get(name)
-    if text_of is None:
-        return compact(reply)
     try:
-        return text_of(args, reply)
+        if name in _COMMANDS:
+            return _command(args, reply, tools)
+        return compact(reply) if text_of is None else text_of(args, reply)
     except (
         TypeError,
         ValueError,
@@ -42,17 +44,18 @@ EXPORT_LINES = 50
 """Paths of a refused export that its text lists."""
 
 
-def error(failure: Object, name: str) -> str:
+def error(failure: Object, name: str, tools: OfferedTools = EVERY_TOOL) -> str:
     """The text of an error envelope: what failed, why, every conflict, what to do next."""
     details = dict(failure.get("details") or {})
     rejection = details.pop("publish_rejection", None)
+    last_lines = details.pop("last_lines", None)
     hint = details.pop("hint", None)
     details.pop("request_id", None)
     why = f", {details.pop('reason', None)}" if is_object(rejection) and "reason" in details else ""
     lines = [f"{name} failed: {failure.get('message')} ({failure.get('kind')}{why})"]
     if is_object(rejection):
         lines += render_conflicts.rejection(rejection)
-        lines.append(render_conflicts.next_step({**details, "publish_rejection": rejection}))
+        lines.append(render_conflicts.next_step({**details, "publish_rejection": rejection}, tools))
         hint = None  # `next_step` has it, with ids
         for said in ("workspace_session_id", "draft_id", "stage"):
             details.pop(said, None)
@@ -63,6 +66,8 @@ def error(failure: Object, name: str) -> str:
             lines += [f"  {row.get('path')}: {row.get(said)}" for row in found[:EXPORT_LINES]]
             if len(found) > EXPORT_LINES:
                 lines.append(f"  and {len(found) - EXPORT_LINES} more rows in the structured content")
+    if last_lines is not None:
+        lines += ["its last lines:", "", plain(str(last_lines)), ""] if last_lines else ["it printed nothing"]
     if details:
         lines.append("details: " + compact(details))
     if hint:
@@ -113,7 +118,7 @@ def _with_tail(reply: Object, output: str, tail: Object, first_line: int, more: 
     return f"{head.rstrip(chr(10))}\n{mark}\n{end}"
 
 
-def _command(args: Object, reply: Object) -> str:
+def _command(args: Object, reply: Object, tools: OfferedTools) -> str:
     command_id = reply.get("command_session_id")
     status = reply.get("status")
     seconds = reply.get("command_total_time_seconds")
@@ -152,7 +157,7 @@ def _command(args: Object, reply: Object) -> str:
             head_and_tail(str(reply["stderr"]), 0, lambda _line: "run it again with stderr in a file"),
             "",
         ]
-    lines += _command_notes(reply, command_id, end, total)
+    lines += _command_notes(reply, command_id, tools)
     return "\n".join(lines).rstrip("\n")
 
 
@@ -161,8 +166,9 @@ def _is_one_off(args: Object) -> bool:
     return "cmd" in args and not args.get("workspace_session_id")
 
 
-def _command_notes(reply: Object, command_id: object, end: object, total: object) -> list[str]:
+def _command_notes(reply: Object, command_id: object, tools: OfferedTools) -> list[str]:
     notes: list[str] = []
+    end, total = reply.get("end_offset", 0), reply.get("total_lines", 0)
     if reply.get("dropped"):
         notes.append("part of the output was dropped: the transcript is bounded")
     if end != total and command_id and reply.get("status") != "running":
@@ -190,15 +196,18 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
         if is_object(rejection):
             notes += render_conflicts.rejection(rejection)
         unfinished = reply.get("publish_reject_class") in ("interrupted", "command_failed")
-        notes.append(f"next: {reply.get('hint')}" if unfinished else render_conflicts.next_step(reply))
+        notes.append(f"next: {reply.get('hint')}" if unfinished else render_conflicts.next_step(reply, tools))
     if reply.get("finalization_failed"):
         notes.append(
             f"closing the session failed: {reply.get('finalization_failure_class')}; its work is kept, see "
-            f"list_workspace_sessions"
+            f"{tools.named('list_workspace_sessions')}"
         )
     if reply.get("finalizing"):
         notes.append("the command ended, its changes are being published")
-    if reply.get("status") == "running" and command_id:
+    notes += _service_notes(reply)
+    if reply.get("waiting_for_input"):
+        notes.append(f"WAITING FOR INPUT: {reply.get('last_line') or 'no prompt'}")
+    elif reply.get("status") == "running" and command_id:
         notes.append(
             f"still running; read on with read_command_lines command_session_id={command_id} "
             f"start_offset={end}"
@@ -206,6 +215,29 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
     if reply.get("hint") and not reply.get("publish_rejected"):
         notes.append(f"next: {reply['hint']}")
     return notes
+
+
+def _service_notes(reply: Object) -> list[str]:
+    name = reply.get("service")
+    if not name:
+        return []
+    if reply.get("stopped_by"):
+        return [f"service {name} was ended by {reply['stopped_by']}"]
+    if reply.get("status") != "running" or "ready" not in reply:
+        return [f"service {name}"]
+    if not reply["ready"]:
+        return [f"service {name} is not ready; read_command_lines with wait_ms waits until it is"]
+    address = reply.get("forward_url") or reply.get("forward")
+    return [f"service {name} is ready" + (f", forwarded at {address}" if address else "")]
+
+
+def stopped_services(reply: Object) -> str:
+    """Line about the services that an operation has ended; empty without any."""
+    names = [
+        f"{row.get('service')} ({row.get('command_session_id')})"
+        for row in rows(reply.get("services_stopped"))
+    ]
+    return f"\nservices ended with it: {', '.join(names)}" if names else ""
 
 
 def _kept(reply: Object) -> str:
@@ -415,8 +447,10 @@ def _publish(args: Object, reply: Object) -> str:
     publish = reply.get("publish")
     text = _published(publish) if is_object(publish) else "published"
     notices = publish.get("notices") if is_object(publish) else None
-    return f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}" + (
-        f"\nnotices: {compact(notices)}" if notices else ""
+    return (
+        f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}"
+        + (f"\nnotices: {compact(notices)}" if notices else "")
+        + stopped_services(reply)
     )
 
 
@@ -433,7 +467,7 @@ def _destroyed(args: Object, reply: Object) -> str:
     extra = f"; discarded {compact(reply['discarded'])}" if reply.get("discarded") else ""
     return (
         f"session {reply.get('workspace_session_id')} is gone, {reply.get('evicted_upperdir_bytes')} "
-        f"bytes of private changes{extra}"
+        f"bytes of private changes{extra}{stopped_services(reply)}"
     )
 
 
@@ -612,6 +646,16 @@ def _export(args: Object, reply: Object) -> str:
     return "\n".join(lines)
 
 
+_COMMANDS = frozenset(
+    {
+        "exec_command",
+        "write_command_stdin",
+        "read_command_lines",
+        "wait_command",
+        "signal_command",
+        "close_stdin",
+    }
+)
 _TEXTS: dict[str, Callable[[Object, Object], str]] = {
     "create_sandbox": _created,
     "destroy_sandbox": _removed,
@@ -619,12 +663,6 @@ _TEXTS: dict[str, Callable[[Object, Object], str]] = {
     "inspect_sandbox": _sandboxes,
     "list_docker_images": _images,
     "export_changes": _export,
-    "exec_command": _command,
-    "write_command_stdin": _command,
-    "read_command_lines": _command,
-    "wait_command": _command,
-    "signal_command": _command,
-    "close_stdin": _command,
     "file_read": _file_read,
     "file_write": _file_change,
     "file_edit": _file_change,
@@ -645,13 +683,13 @@ _TEXTS: dict[str, Callable[[Object, Object], str]] = {
     "publish_workspace_session": _publish,
     "destroy_workspace_session": _destroyed,
     "preview_publish": _preview,
-    "rebase_workspace_session": lambda _, reply: render_conflicts.resolved(reply),
-    "checkpoint_session": render_checkpoints.made,
-    "restore_session": render_checkpoints.restored,
+    "rebase_workspace_session": lambda _, reply: render_conflicts.resolved(reply) + stopped_services(reply),
+    "checkpoint_session": lambda _, reply: render_checkpoints.made(_, reply) + stopped_services(reply),
+    "restore_session": lambda _, reply: render_checkpoints.restored(_, reply) + stopped_services(reply),
     "list_workspace_sessions": _sessions,
     "list_commands": _table(
         "commands",
-        ("command_session_id", "status", "exit_code", "workspace_session_id", "command"),
+        ("command_session_id", "status", "exit_code", "workspace_session_id", "service", "command"),
         "no commands",
     ),
     "list_drafts": _drafts,

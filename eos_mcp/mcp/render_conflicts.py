@@ -5,6 +5,7 @@ the author of theirs, and the next step.
 from __future__ import annotations
 
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
+from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools, by_hand
 
 SHOWN = 20
 HUNKS = 5
@@ -31,17 +32,21 @@ def rejection(found: Object) -> list[str]:
     return lines
 
 
-def next_step(around: Object) -> str:
-    """Next step after a rejection; `around` is the error's details or the result that contains it."""
+def next_step(around: Object, tools: OfferedTools = EVERY_TOOL) -> str:
+    """Next step after a rejection, by calls of `tools`; `around` is the error's details or the result that
+    contains it.
+    """
     draft, session = around.get("draft_id"), around.get("workspace_session_id")
     call = "rebase_workspace_session" if session and not draft else "create_workspace_session"
     given = {"draft_id": draft} if draft else {"workspace_session_id": session}
     if not draft and not session:
-        return "next: nothing has changed; preview_publish shows the conflicts"
+        return "next: nothing has changed; read the path again, then repeat the change on what it shows now"
     if not _conflicts(around):
         if draft:
             return f"next: {call} {compact(given)} opens the work, publish_workspace_session publishes it"
         return f"next: nothing is lost, session {session} stays open"
+    if not tools.has(call):
+        return f"next: {by_hand(str(session))}"
     units = _units(around)
     lines = [
         f"next: {call} {compact({**given, 'on_conflict': 'markers'})} - brings your work to the newest "

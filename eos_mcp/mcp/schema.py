@@ -110,10 +110,11 @@ def _property(argument: Argument) -> dict[str, Any]:
         schema["enum"] = list(argument.choices)
     if argument.kind == "json_array":
         schema["items"] = argument.items if argument.items is not None else {"type": "string"}
-    if (
-        argument.kind == "json_object"
-    ):  # as "key=value": strict modes and Gemini take no object with free keys
-        schema["items"] = {"type": "string"}
+    if argument.kind == "json_object":
+        if argument.items is not None and "properties" in argument.items:
+            schema = {**argument.items, "additionalProperties": False}
+        else:  # as "key=value": strict modes and Gemini take no object with free keys
+            schema["items"] = {"type": "string"}
     if argument.kind in ("integer", "float"):
         minimum = (
             argument.minimum if argument.minimum is not None else 0 if argument.kind == "integer" else None

@@ -45,8 +45,7 @@ _RESOLVE = """
 rebase_workspace_session, or create_workspace_session for the draft of a one-off command, with on_conflict. Edit conflict markers away, publish again.\
 """  # noqa: E501
 _RESOLVE_BY_HAND = """
-- A rejected publish changes nothing and loses nothing: the result lists each conflict, and the session stays open. Undo its change of those \
-paths in the session (file_read without a session shows the published text), publish again, then make that change on the newest version.\
+- A rejected publish changes nothing and loses nothing: the session stays open, and the result lists each conflict and what resolves it.\
 """  # noqa: E501
 
 _PLACE = (

@@ -44,7 +44,7 @@ async def readable(reply: dict[str, Any], read: Read) -> dict[str, Any]:
     found = dict(reply)
     first = found.get("screen_offset")
     inside = isinstance(first, int) and first < int(found.get("start_offset") or 0)
-    for key in ("output", "stderr"):
+    for key in ("output", "stderr", "last_line"):
         if isinstance(found.get(key), str):
             found[key] = plain(found[key], inside=inside and key == "output")
     tail = found.get("tail")

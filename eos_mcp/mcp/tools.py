@@ -42,6 +42,7 @@ from eos_mcp.mcp import (
     terminal_output,
     truncate,
 )
+from eos_mcp.mcp.offered_tools import OfferedTools
 from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 log = logging.getLogger("eos.mcp")
@@ -99,7 +100,10 @@ class Tools:
         self._lenient = options.program == EOS
         self._patient = self._lenient and options.tool_set == "agent"
         optional = self._lenient or options.sandbox_id is not None
-        definitions = [schema.definition(o, sandbox_optional=optional) for o in members]
+        self._offered = OfferedTools(self._operations)
+        definitions = [
+            self._offered.definition(schema.definition(o, sandbox_optional=optional)) for o in members
+        ]
         named = schema.names(options)
         for definition in definitions:
             definition["name"] = named.get(definition["name"], definition["name"])
@@ -181,7 +185,8 @@ class Tools:
         except OperationError as error:
             reply = error.envelope()
             example_calls.show(reply["error"], self._operations.get(name))
-            text = render.error(reply["error"], name)
+            reply = self._offered.reply(reply)
+            text = render.error(reply["error"], name, self._offered)
         except (confirm.InputNeeded, MCPError):
             raise
         except Exception:
@@ -259,7 +264,7 @@ class Tools:
         self, call: _Call, checked: dict[str, Any], reply: dict[str, Any], client: Client
     ) -> tuple[dict[str, Any], str]:
         """Return the result for the client, and its text."""
-        operation = call.operation
+        operation, reply = call.operation, self._offered.reply(reply)
         if self._for_models and operation.name == "file_read" and media.may_be_media(checked, reply):
             reply = await self._media(call, checked, reply)
             if "media_type" in reply:
@@ -275,11 +280,14 @@ class Tools:
                 and "command_session_id" not in reply
             ):
                 shorter = {**shorter, "command_session_id": await self._handle(call)}
-            return shorter, render.result(operation.name, checked, shorter)
-        text = render.result(operation.name, checked, reply)
+            return shorter, render.result(operation.name, checked, shorter, self._offered)
+        text = render.result(operation.name, checked, reply, self._offered)
         if operation.name == "exec_command" and render.was_cut(reply) and "command_session_id" not in reply:
             text = render.result(
-                operation.name, checked, {**reply, "command_session_id": await self._handle(call)}
+                operation.name,
+                checked,
+                {**reply, "command_session_id": await self._handle(call)},
+                self._offered,
             )
         return reply, text
 
@@ -346,8 +354,11 @@ class Tools:
         argument = operation.waits
         if not isinstance(argument, str) or not argument.endswith("_ms"):
             return
-        if argument not in checked and operation.name == "exec_command" and self._patient:
+        wants_default = operation.name == "exec_command" and "ready" not in checked
+        if argument not in checked and wants_default and self._patient:
             checked[argument] = known_clients.default_wait_ms(client.name, progress=progress)
+        if argument not in checked and "ready" in checked and self._lenient:
+            checked[argument] = known_clients.longest_wait_ms(client.name, progress=progress)
         if argument in checked:
             name = client.name if self._lenient else known_clients.REFERENCE
             checked[argument] = min(checked[argument], known_clients.longest_wait_ms(name, progress=progress))

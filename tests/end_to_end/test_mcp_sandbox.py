@@ -11,13 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+import anyio
 import pytest
 
+from eos_mcp.gateway_client.aio import GatewayClient
+from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, ServerOptions
 from tests import processes
 from tests.conftest import drop_dir, make_short_dir
+from tests.end_to_end.tool_sets import SetServer, answers, introduction, situation
 from tests.eos_mcp.mcp_wire import Wire, call
 
 pytestmark = pytest.mark.needs("overlay")
@@ -383,3 +388,92 @@ def test_the_call_that_a_rejected_command_names_loses_nothing(place: Place) -> N
         assert "more" in use(wire, "file_read", path="beside").text
         drafts = use(wire, "list_drafts").structure["drafts"]
         assert ended.structure["draft_id"] not in [row["draft_id"] for row in drafts]
+
+
+def client_of(place: Place) -> GatewayClient:
+    with open(os.path.join(place.env["EOS_STATE_DIR"], "gateway.token")) as file:
+        token = file.read().strip()
+    return GatewayClient(endpoint=f"unix://{place.env['EOS_STATE_DIR']}/gateway.sock", token=token)
+
+
+def test_no_text_of_any_set_names_a_tool_that_the_set_lacks(place: Place) -> None:
+    async def go() -> None:
+        gateway = client_of(place)
+        everything = SetServer(ServerOptions(tool_set="all"), gateway)
+        workspace = os.path.join(os.path.dirname(place.env["EOS_STATE_DIR"]), "w")
+        about = await situation(everything, place.sandbox, workspace)
+        for program in (EOS, SANDBOX):
+            for tool_set in SETS:
+                options = ServerOptions(program, tool_set, roots=(workspace,))
+                server = SetServer(options, gateway)
+                for text in (introduction(options), *await server.definitions()):
+                    assert not server.foreign(text), f"{program} {tool_set}: {text}"
+                async for asked, answer in answers(server, about):
+                    for text in (answer.text, json.dumps(answer.reply)):
+                        assert not server.foreign(text), f"{program} {tool_set}: {asked}: {text}"
+        for session in (about.conflicting, about.busy):
+            for row in (await everything.done("list_commands", sandbox_id=place.sandbox))["commands"]:
+                if row["status"] == "running" and row["workspace_session_id"] == session:
+                    one = {"sandbox_id": place.sandbox, "command_session_id": row["command_session_id"]}
+                    await everything.done("signal_command", signal="KILL", **one)
+            one = {"sandbox_id": place.sandbox, "workspace_session_id": session, "grace_s": 60}
+            await everything.done("destroy_workspace_session", **one)
+
+    anyio.run(go)
+
+
+def test_a_rejection_in_the_reference_set_is_resolved_by_its_own_tools_and_loses_nothing(
+    place: Place,
+) -> None:
+    async def go() -> None:
+        server = SetServer(ServerOptions(SANDBOX, "runtime", sandbox_id=place.sandbox), client_of(place))
+        await server.done("file_write", path="by-hand", content="base\n")
+        made = await server.done("create_workspace_session")
+        inside = {"workspace_session_id": made["workspace_session_id"]}
+        await server.done("file_write", path="by-hand", content="mine\n", **inside)
+        await server.done("file_write", path="beside", content="more\n", **inside)
+        await server.done("file_write", path="by-hand", content="theirs\n")
+        refused = await server.use("publish_workspace_session", **inside)
+        said = f"nothing is lost, session {inside['workspace_session_id']} stays open"
+        assert refused.is_error and f"next: {said}" in refused.text
+        assert refused.reply["error"]["details"]["hint"].startswith(said)
+        await server.done("exec_command", cmd="cp -a by-hand by-hand.ours", yield_time_ms=60_000, **inside)
+        exact = {"path": "by-hand", "encoding": "base64"}
+        theirs = await server.done("file_read", **exact)
+        await server.done("file_write", content=theirs["content"], **exact, **inside)
+        await server.done("publish_workspace_session", **inside)
+        for path, text in (("by-hand", "theirs"), ("by-hand.ours", "mine"), ("beside", "more")):
+            assert (await server.done("file_read", path=path))["content"] == text
+
+    anyio.run(go)
+
+
+def test_a_service_is_ready_at_an_address_at_which_it_answers_and_a_prompt_is_told(place: Place) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with place.server() as wire:
+        session = use(wire, "create_workspace_session").structure["workspace_session_id"]
+        inside = {"workspace_session_id": session}
+        cmd = f"echo told > page; exec python3 -m http.server {port} --bind 127.0.0.1"
+        ready = {"url": "/page", "port": port, "timeout_ms": 60_000}
+        begun = use(wire, "exec_command", cmd=cmd, service="web", ready=ready, yield_time_ms=50_000, **inside)
+        while not begun.structure["ready"]:
+            command = begun.structure["command_session_id"]
+            begun = use(wire, "read_command_lines", command_session_id=command, wait_ms=20_000)
+            assert begun.structure["status"] == "running", begun.text
+        url = begun.structure["forward_url"]
+        assert (
+            url.endswith(f"/forward/shared/{port}/")
+            and f"service web is ready, forwarded at {url}" in begun.text
+        )
+        with open(os.path.join(place.env["EOS_STATE_DIR"], "sandboxes", place.sandbox, "token")) as file:
+            request = urllib.request.Request(f"{url}page", headers={"X-Eos-Token": file.read().strip()})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.read() == b"told\n"
+        asked = use(wire, "exec_command", cmd="read -p 'Go on? ' x", yield_time_ms=2000, **inside)
+        assert "WAITING FOR INPUT: Go on?" in asked.text and "next: it waits for input" in asked.text
+        command = asked.structure["command_session_id"]
+        use(wire, "write_command_stdin", command_session_id=command, stdin="y\n", yield_time_ms=20_000)
+        done = use(wire, "publish_workspace_session", **inside)
+        assert not done.is_error and "services ended with it: web" in done.text

@@ -140,7 +140,7 @@ def test_what_runs_in_a_session_is_named_and_nothing_of_it_ends(agent: Agent) ->
 def test_an_unknown_or_implicit_session_is_refused(agent: Agent) -> None:
     error = refused(agent, "nobody")
     assert (error.kind, error.reason, error.details["workspace_session_id"]) == (
-        "operation_failed",
+        "not_found",
         "session_not_found",
         "nobody",
     )

@@ -95,7 +95,6 @@ def test_a_dead_id_is_refused_in_the_words_of_each_operation(agent: Agent) -> No
         lambda: agent.run("true", session),
         lambda: destroy(agent, session),
         lambda: publish(agent, session),
-        lambda: agent.call("preview_publish", workspace_session_id=session),
     ):
         error = refused(call)
         assert (error.kind, error.reason, error.details["workspace_session_id"]) == (

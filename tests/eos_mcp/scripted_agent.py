@@ -144,6 +144,9 @@ class ScriptedManager:
     def note_silence(self, sandbox_id: str) -> None:
         """Do nothing: these tests do not show it."""
 
+    def http_base(self, sandbox_id: str) -> str | None:
+        return "http://127.0.0.1:81"
+
     def note_activity(self, sandbox_id: str) -> None:
         self.active.append(sandbox_id)
 

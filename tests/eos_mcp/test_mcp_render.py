@@ -530,3 +530,25 @@ def test_a_client_reads_the_sandbox_that_was_chosen_for_it_once() -> None:
     assert [told.changes("a", "eos-2"), told.changes("a", "eos-1")] == [True, True]
     for number in range(2 * default_sandbox.CLIENTS):
         assert told.changes(f"client {number}", "eos-1")
+
+
+def test_a_service_and_a_wait_for_input_are_told_with_what_to_do() -> None:
+    running = command(status="running", exit_code=None, command_session_id="c1")
+    service = {**running, "service": "web", "ready": True}
+    address = "http://127.0.0.1:81/forward/shared/80/"
+    text = render.result("exec_command", {}, {**service, "forward_url": address})
+    assert f"service web is ready, forwarded at {address}" in text
+    text = render.result("exec_command", {}, {**service, "ready": False})
+    assert "service web is not ready; read_command_lines with wait_ms" in text
+    text = render.result("wait_command", {}, command(service="web", stopped_by="publish_workspace_session"))
+    assert "service web was ended by publish_workspace_session" in text
+    waits = {"waiting_for_input": True, "last_line": "Password:", "hint": "write_command_stdin types it"}
+    text = render.result("exec_command", {}, {**running, **waits})
+    assert "WAITING FOR INPUT: Password:\nnext: write_command_stdin types it" in text
+    assert "still running" not in text
+    rows = [{"service": "web", "command_session_id": "c1"}]
+    for name in ("publish_workspace_session", "destroy_workspace_session", "rebase_workspace_session"):
+        assert "services ended with it: web (c1)" in render.result(name, {}, {"services_stopped": rows})
+    details = {"reason": "service_ended", "last_lines": "\x1b[31mno config\x1b[0m\nbye"}
+    failure = {"kind": "operation_failed", "message": "ended", "details": details}
+    assert "its last lines:\n\nno config\nbye\n" in render.error(failure, "exec_command")

@@ -184,6 +184,11 @@ def test_a_command_yields_its_handle_before_a_client_gives_up() -> None:
     assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}, name="Claude-Code") == 20_000
     assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}, progress=True) == 50_000
     assert waited(ServerOptions(program=SANDBOX), {"yield_time_ms": 3_600_000}) == 20_000
+    service = {"service": "web", "ready": {"port": 80}, "workspace_session_id": "w"}
+    for tool_set in ("agent", "runtime", "all"):
+        assert waited(ServerOptions(tool_set=tool_set), service) == 4_500
+        assert waited(ServerOptions(tool_set=tool_set), service, progress=True) == 50_000
+    assert waited(ServerOptions(), {**service, "yield_time_ms": 0}) == 0
 
 
 def test_every_call_has_a_deadline_with_room_for_its_own_wait() -> None:

@@ -37,6 +37,25 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"cmd": "x", "env": ["A=1"]},
     ),
     "a uid": ("exec_command", {"cmd": "x", "user": 1000}, {"cmd": "x", "user": "1000"}),
+    "conditions as strict clients fill them": (
+        "exec_command",
+        {
+            "cmd": "x",
+            "service": "web",
+            "ready": {"port": 8000, "url": "", "pattern": None, "timeout_ms": 0},
+        },
+        {"cmd": "x", "service": "web", "ready": {"port": 8000}},
+    ),
+    "no service as strict clients fill it": (
+        "exec_command",
+        {"cmd": "x", "service": "", "ready": {"port": 0, "url": "", "pattern": "", "timeout_ms": 9}},
+        {"cmd": "x"},
+    ),
+    "conditions as text": (
+        "exec_command",
+        {"cmd": "x", "service": "web", "ready": ["url=/a?b=c", "port=80"]},
+        {"cmd": "x", "service": "web", "ready": {"url": "/a?b=c", "port": 80}},
+    ),
     "edits as text": (
         "file_edit",
         {"path": "a", "edits": '[{"old_string": "x", "new_string": ""}]'},

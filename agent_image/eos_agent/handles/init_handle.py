@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from eos_agent.handles import dial
@@ -18,7 +18,7 @@ from eos_agent.ipc.frame_socket import FrameSocket
 from eos_agent.kernel.cgroups import NONE
 from eos_agent.kernel.inotify_limit import INSTANCES, InotifyLimit
 from eos_agent.kernel.procfs import tree_of
-from eos_agent.kernel.session_cgroup import SessionGroup
+from eos_agent.kernel.session_cgroup import SessionGroup, command_member
 from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
 from eos_agent.zygote.specs import SessionSpec
 
@@ -285,6 +285,18 @@ class InitHandle:
     async def processes(self) -> list[dict[str, Any]]:
         """List the processes of the session without init: `pid`, `name`."""
         return list((await self._call({"op": "processes"})).message["processes"])
+
+    def pids_of(self, keys: Sequence[str]) -> set[int]:
+        """Pids, in the session's namespace, of the processes of these commands, also outside of their groups.
+        Blocking: it reads /proc.
+        """
+        wanted = [self._killable[key] for key in keys if key in self._killable]
+        return {
+            inner
+            for pid in tree_of(self.pid)
+            for tag, leader in wanted
+            if (inner := command_member(pid, tag, leader)) is not None
+        }
 
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
         """Connect to a server in the session's network, on its loopback or at its address. Returns the

@@ -90,7 +90,11 @@ class SessionGroup:
         assert part is not None
         await self.freeze()
         try:
-            found = [pid for pid in cgroup_fs.members(part.fd, self._cgroup) if _is_of(pid, tag, leader)]
+            found = [
+                pid
+                for pid in cgroup_fs.members(part.fd, self._cgroup)
+                if command_member(pid, tag, leader) is not None
+            ]
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -127,20 +131,24 @@ def _name(pid: int) -> str:
     return "?"
 
 
-def _is_of(pid: int, tag: int, leader: int) -> bool:
-    """Test that a process has the tag or is in the group. False for init, which is in a group of its own."""
+def command_member(pid: int, tag: int, leader: int) -> int | None:
+    """Pid in its own namespace of a process that has the tag or is in the group; None for any other, and for
+    init, which is in a group of its own.
+    """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)
-        if int(fields[b"NSpid"].split()[-1]) == 1:
-            return False
+        inner = int(fields[b"NSpid"].split()[-1])
+        if inner == 1:
+            return None
         if leader and int(fields[b"NSpgid"].split()[-1]) == leader:
-            return True
+            return inner
         if not tag:
-            return False
+            return None
         with open(f"/proc/{pid}/limits", "rb") as file:
-            return any(
+            tagged = any(
                 line.startswith(b"Max msgqueue size") and line.split()[3] == b"%d" % tag for line in file
             )
+        return inner if tagged else None
     except (OSError, KeyError, ValueError, IndexError):
-        return False
+        return None

@@ -22,6 +22,12 @@ def collapse(text: str) -> str:
     return "\n".join(_row(row) if "\r" in row else row for row in text.split("\n"))
 
 
+def plain_row(row: str) -> str:
+    """Return a row in its last state, without colours and other sequences."""
+    row = collapse(row)
+    return _SEQUENCE.sub("", row) if "\x1b" in row else row
+
+
 def _row(row: str) -> str:
     """Reduce one row, from its last segment backwards: of an earlier segment only the part that later ones
     did not overwrite is kept.

@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import telemetry
+from eos_agent.kernel.terminal_wait import TerminalWait, terminal_wait
+from eos_agent.sessions.carriage_return import plain_row
 from eos_agent.sessions.command_result import Cursor, OutputView, cut_json, rows_json, stderr_json
 from eos_agent.sessions.interruption import (
     DEFAULT_RULE,
@@ -25,15 +28,19 @@ from eos_agent.sessions.interruption import (
     signal_name,
     unfinished,
 )
+from eos_agent.sessions.service import ENDED, Service
 from eos_agent.sessions.transcript import ANSWER_MAX_BYTES, Transcript
 from eos_agent.wire.encoding import UTF8
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from layerstack.kernel import fsync
 
 if TYPE_CHECKING:
+    from eos_agent.base.pool import Pool
     from eos_agent.sessions.session import Session
-
 READ_BYTES = 64 * 1024
+END_S = 5.0
+TYPED_S = 0.05
+"""Seconds after input was written in which a program may not have been woken for it yet."""
 DRAIN_S = 0.1
 CLOSE_LATER_S = 0.002
 
@@ -57,6 +64,7 @@ class Command:
         answer_bytes: int = ANSWER_MAX_BYTES,
         rule: PublishRule = DEFAULT_RULE,
         negative_codes: bool = False,
+        service: Service | None = None,
     ) -> None:
         """Prepare a command that is not spawned yet.
 
@@ -71,6 +79,7 @@ class Command:
             answer_bytes: the most output of one result.
             rule: decides if its work is published when it does not end by exit(0).
             negative_codes: its exit code after signal N is -N instead of 128 + N.
+            service: its name and state, if it is a service.
         """
         self.id = command_id
         self.session = session
@@ -86,6 +95,8 @@ class Command:
         self.leader_code: int | None = None  # -N after signal N
         self.signal: str | None = None  # name of the signal that ended the leader
         self.rule = rule
+        self.service = service
+        self.input_wait: TerminalWait | None = None  # as the last `observe_terminal` found
         self.waiting_on: list[dict[str, Any]] = []
         self.left_behind: list[dict[str, Any]] = []
         self.timed_out = self.cancelled = self.finished = False
@@ -105,6 +116,7 @@ class Command:
         self._input = -1
         self._tty = False
         self._line_open = False  # the terminal has an unfinished line
+        self._written = 0.0  # when input was written
         self._input_lock = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None  # pending while a write waits for room in the input
         self._cursor, self._error_cursor = Cursor(), Cursor(again=False)
@@ -302,6 +314,7 @@ class Command:
                     reason="stdin_backpressure",
                 ) from None
             self._line_open = not text.endswith("\n")
+            self._written = time.monotonic()
 
     def _input_closed(self, written: int) -> OperationError:
         return OperationError(
@@ -358,7 +371,7 @@ class Command:
             except OperationError:
                 pass  # the command has closed its input
 
-        self._spawn(run())
+        self.in_background(run())
 
     # Ending it
 
@@ -368,7 +381,7 @@ class Command:
         def expired() -> None:
             if not self.finished and not self._group_gone:
                 self.timed_out = True
-                self._spawn(self._kill())
+                self.in_background(self._kill())
 
         self._timer = self._loop.call_at(
             self._loop.time() + max(0.0, self.started + timeout_s - time.monotonic()), expired
@@ -380,7 +393,7 @@ class Command:
             return False
         if not self.cancelled:
             self.cancelled = True
-            self._spawn(self._kill())
+            self.in_background(self._kill())
         return True
 
     async def _kill(self) -> None:
@@ -394,7 +407,8 @@ class Command:
         if not self._group_gone:
             self._gone([])
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task that is referenced until it ends."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -421,6 +435,28 @@ class Command:
         """Mark its end as reported."""
         self.terminal.set()
         self.answerable.set()
+
+    async def wait_for_news(self, until: float) -> None:
+        """Wait as `wait` does; of a service that is starting, only until it is ready or its time is over."""
+        if self.service is None or self.service.readiness is None or self.service.settled.is_set():
+            await self.wait(until)
+        else:
+            await _until(self.service.settled, until)
+            if self.service.state == ENDED:
+                await self.wait(time.monotonic() + END_S)  # its end is being reported
+
+    async def observe_terminal(self, pool: Pool) -> None:
+        """Note if a running program waits for input on its terminal."""
+        self.input_wait = None
+        if not self._tty or self._input < 0 or self.finished or time.monotonic() - self._written < TYPED_S:
+            return
+        fd, root = os.dup(self._input), self.session.init.pid
+        try:
+            found = await pool.run(lambda: terminal_wait(fd, root))
+        finally:
+            os.close(fd)
+        if not self.finished and time.monotonic() - self._written >= TYPED_S:
+            self.input_wait = found
 
     async def wait_finished(self, until: float) -> None:
         """Wait for the end of its processes. A caller that holds the session's gate cannot use `wait`: the
@@ -477,6 +513,10 @@ class Command:
         if running and self.output.screen_row is not None:
             found["screen_offset"] = self.output.screen_row
         found["workspace_session_id"] = self.session.id
+        if self.service is not None:
+            found |= self.service.json(running)
+        if running and self.input_wait is not None:
+            found |= self._input_json(self.input_wait)
         if self.errors is not None:
             if start is None:
                 stderr = self._error_cursor.read(self.errors, self._answer_bytes, view, advance=running)
@@ -512,6 +552,30 @@ class Command:
             found["left_behind"] = self.left_behind
         return found if running else found | self.outcome
 
+    def _input_json(self, wait: TerminalWait) -> dict[str, Any]:
+        """The fields of a result about a program that waits for input."""
+        total = self.output.total_rows
+        hint = "it waits for input on its terminal: write_command_stdin types it, with the newline"
+        if not wait.echo:
+            hint += "; the terminal does not show what is typed, as for a password"
+        return {
+            "waiting_for_input": True,
+            "last_line": plain_row(self.output.read(total - 1).text) if total else "",
+            "hint": hint,
+        }
+
+    async def end_with_session(self, by: str) -> None:
+        """Note that the operation `by` has ended init, and this service with it. Processes that outlive
+        SIGTERM and the grace are killed with their pid namespace (pid_namespaces(7)), and init reports no
+        end.
+        """
+        self.outcome["stopped_by"] = by
+        if self._group_gone:
+            await self.wait_finished(time.monotonic() + END_S)
+        if not self.finished:
+            self.leader_code = -signal.SIGKILL if self.leader_code is None else self.leader_code
+            self.lose()
+
     def end_span(self) -> None:
         """End the span. Called before `end_terminal`, so that a caller that gets the end can read the
         trace."""
@@ -538,6 +602,7 @@ class Command:
             "status": self.status,
             "exit_code": self.exit_code if self.terminal.is_set() else None,
             **({"signal": self.signal} if self.terminal.is_set() and self.signal is not None else {}),
+            **({} if self.service is None else self.service.json(not self.terminal.is_set())),
             "command": self.text if len(self.text) <= 1000 else self.text[:1000] + "…",
             "request_id": self.request_id,
             "started_unix_ms": self.started_unix_ms,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import telemetry
 from eos_agent.base.cancellation import Cancellations, request_not_found
 from eos_agent.handles.environment import command_environment, parse_env
+from eos_agent.sessions import readiness, service, session_commands
 from eos_agent.sessions.command import Command
 from eos_agent.sessions.interruption import PublishRule
 from eos_agent.sessions.kept_output import KeptOutput
@@ -26,6 +27,7 @@ from layerstack.kernel import fsync
 if TYPE_CHECKING:
     from eos_agent.base.settings import Settings
     from eos_agent.handles.init_handle import Spawned
+    from eos_agent.sessions.service import Service
     from eos_agent.sessions.session import Session
     from eos_agent.sessions.table import Sessions
 
@@ -37,9 +39,11 @@ DEFAULT_YIELD_MS = 1000
 MAX_COMMAND_BYTES = 131071  # MAX_ARG_STRLEN of the kernel, without the final NUL
 INTERRUPT, END_OF_INPUT = "\x03", "\x04"
 COUNTER_BLOCK = 1000
+SETTLE_S = 1.0
+"""Seconds after the time limit of a service's readiness in which it is settled."""
 
 
-def command_not_found(command_id: str, kind: str = OPERATION_FAILED) -> OperationError:
+def command_not_found(command_id: str, kind: str = NOT_FOUND) -> OperationError:
     details = {
         "command_session_id": command_id,
         "hint": "list_workspace_sessions shows the running ones; the newest 512 that ended are kept",
@@ -163,8 +167,35 @@ class Commands:
     async def exec(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         with self._cancellations.starting(request_id):
             command = await self.start(args, request_id)
-        await command.wait_for_answer(command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
+        if command.service is not None and command.service.readiness is not None:
+            await self._await_service(command, command.service, args.get("yield_time_ms"))
+        else:
+            await command.wait_for_answer(
+                command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000
+            )
+        if args.get("yield_time_ms") != 0:
+            await self._observe(command)
         return command.result(always_id=False, raw=args["raw"], encoding=args.get("encoding", UTF8))
+
+    async def _observe(self, command: Command) -> None:
+        """Find out, before a result, if a command that runs waits for input."""
+        if not command.terminal.is_set():
+            await command.observe_terminal(self._sessions.pool)
+
+    async def _await_service(self, command: Command, named: Service, yield_ms: int | None) -> None:
+        """Wait until a service is ready, at most `yield_ms`.
+
+        Raises:
+            OperationError: operation_failed; service_ended, service_not_ready.
+        """
+        assert named.readiness is not None
+        limit_s = named.readiness.timeout_s + SETTLE_S
+        await command.wait_for_news(
+            command.started + (limit_s if yield_ms is None else min(limit_s, yield_ms / 1000))
+        )
+        found = readiness.failure(command, named)
+        if found is not None:
+            raise found
 
     async def start(self, args: dict[str, Any], request_id: str) -> Command:
         """Admit and spawn a command.
@@ -207,6 +238,7 @@ class Commands:
                 reason="split_needs_pipes",
             )
         extra = parse_env(args.get("env", []))
+        service.check(args)
         if self._active >= self._max_active:
             raise OperationError(
                 SERVER_BUSY,
@@ -243,6 +275,9 @@ class Commands:
         self._cancellations.check(request_id)
         if len(session.commands) >= self._max_of_session:
             raise full_session(session, self._max_of_session)
+        named = session_commands.service_of(args, session)
+        if named is not None:
+            await readiness.check(session, named, self._searches)
         shell = await self._sessions.shell(session) or []
         command_id = self._new_id()
         directory = os.path.join(self._settings.transcripts, command_id)
@@ -261,6 +296,7 @@ class Commands:
                 args.get("publish_interrupted", self._publish_interrupted), args["publish_on_failure"]
             ),
             negative_codes=self._negative_codes,
+            service=named,
         )
         session.commands[command_id] = command
         session.fresh = False
@@ -282,6 +318,8 @@ class Commands:
         ending = asyncio.get_running_loop().create_task(self._end(command))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
+        if named is not None and named.readiness is not None:
+            command.in_background(readiness.watch(command, named, named.readiness, self._searches))
         if "timeout_ms" in args and not command.finished:
             command.limit(args["timeout_ms"] / 1000)
         if args.get("stdin") is not None and not command.finished:
@@ -355,7 +393,8 @@ class Commands:
         if gone is not None:
             gone.remove()
 
-    def _live(self, command_id: str) -> Command:
+    def _live(self, command_id: str, kind: str = NOT_FOUND) -> Command:
+        """The running command of that id; `kind`: that of the error for an unknown one."""
         if not command_id:
             details = {"argument": "command_session_id"}
             raise OperationError(
@@ -363,7 +402,7 @@ class Commands:
             )
         command = self._known.get(command_id)
         if command is None:
-            raise command_not_found(command_id)
+            raise command_not_found(command_id, kind)
         if command.lost is not None:
             raise command.lost
         if command.finished:
@@ -379,7 +418,7 @@ class Commands:
         return command
 
     async def write_stdin(self, args: dict[str, Any]) -> dict[str, Any]:
-        command = self._live(args["command_session_id"])
+        command = self._live(args["command_session_id"], OPERATION_FAILED)  # contract 1.2.2
         text: str = args["stdin"]
         typed = set(text) - set("\r\n")
         cancels = {INTERRUPT} if self._control == "typed" else {INTERRUPT, END_OF_INPUT}
@@ -392,12 +431,14 @@ class Commands:
         else:
             await command.write(text, deadline_s=self._stdin_deadline)
         await command.wait_for_answer(time.monotonic() + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
+        await self._observe(command)
         return command.result()
 
     async def close_stdin(self, args: dict[str, Any]) -> dict[str, Any]:
         command = self._live(args["command_session_id"])
         await command.end_input()
         await command.wait_for_answer(time.monotonic() + DEFAULT_YIELD_MS / 1000)
+        await self._observe(command)
         return command.result()
 
     async def signal(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -412,6 +453,7 @@ class Commands:
             )
         if number not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGSTOP, signal.SIGCONT):
             await command.wait_for_answer(time.monotonic() + DEFAULT_YIELD_MS / 1000)
+        await self._observe(command)
         return command.result()
 
     async def cancel_request(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -444,8 +486,9 @@ class Commands:
     async def wait(self, args: dict[str, Any]) -> dict[str, Any]:
         command = self._known.get(args["command_session_id"])
         if command is None:
-            raise command_not_found(args["command_session_id"], NOT_FOUND)
+            raise command_not_found(args["command_session_id"])
         await command.wait(time.monotonic() + args["timeout_ms"] / 1000)
+        await self._observe(command)
         return command.result()
 
     async def read_lines(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -453,7 +496,7 @@ class Commands:
         command = self._known.get(command_id)
         if command is None:
             if self._unknown != "empty_ok":
-                raise command_not_found(command_id, NOT_FOUND)
+                raise command_not_found(command_id)
             zero = dict.fromkeys(("wall_time_seconds", "command_total_time_seconds"), 0.0)
             none = dict.fromkeys(("start_offset", "end_offset", "total_lines", "original_token_count"), 0)
             return {
@@ -467,7 +510,8 @@ class Commands:
         most: int = self._settings.get("runtime.command.read_lines_max", 1000)
         limit = min(max(1, args["limit"]), most)
         if args.get("wait_ms"):
-            await command.wait(time.monotonic() + args["wait_ms"] / 1000)
+            await command.wait_for_news(time.monotonic() + args["wait_ms"] / 1000)
+        await self._observe(command)
         start, total = args["start_offset"], command.output.total_rows
         if args.get("tail"):
             limit = min(args["tail"], most)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import telemetry
 from eos_agent.sessions import look_back
-from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
 from eos_agent.wire.workspace_path import resolve
 from layerstack.history import versions
 from layerstack.model.conflict import path_json
@@ -40,7 +40,7 @@ async def diff_session(sessions: Sessions, args: dict[str, Any], request_id: str
         )
         return {"draft_id": draft_id, "against": against, **_page(page, start)}
     assert session_id is not None
-    async with sessions.use(session_id) as session:
+    async with sessions.use(session_id, kind=NOT_FOUND) as session:
         upper = session.upper
         await session.init.freeze()
         try:

@@ -19,7 +19,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent.sessions.carriage_return import collapse
+from eos_agent.sessions.carriage_return import collapse, plain_row
 from eos_agent.wire.protocol import INVALID_REQUEST, SERVER_BUSY, OperationError
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ class OutputSearch:
                 while at < transcript.total_rows:
                     block = transcript.read(at, None, BLOCK_BYTES)
                     lines = block.text.split("\n")
-                    child.stdin.write(json.dumps([line[:ROW_CHARACTERS] for line in lines]).encode() + b"\n")
+                    searched = [plain_row(line[:ROW_CHARACTERS]) for line in lines]
+                    child.stdin.write(json.dumps(searched).encode() + b"\n")
                     await child.stdin.drain()
                     answer = await child.stdout.readline()
                     if not answer:

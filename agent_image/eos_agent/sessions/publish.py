@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import log, telemetry
 from eos_agent.base.errors import operation_error
 from eos_agent.base.publication import preview_json, publish_json, rejection
-from eos_agent.sessions import disk_space
+from eos_agent.sessions import disk_space, session_commands
 from eos_agent.sessions.checkpoint_rows import ended
 from eos_agent.sessions.finalize import commit
 from eos_agent.sessions.look_back import cursor
 from eos_agent.sessions.next_call import rebase_hint
 from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
 from eos_agent.sessions.session import EXPLICIT, Session, check_grace
-from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError
 from layerstack.publish.commit import CommitUnsynced
 
 if TYPE_CHECKING:
@@ -55,14 +55,16 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             grace, "publish", reason=SESSION_BUSY if keep_open else "active_commands"
         )
         if keep_open:
-            await check_idle(session, "publish and keep open", hint=KEEP_OPEN_HINT)
+            await check_idle(sessions, session, "publish and keep open", hint=KEEP_OPEN_HINT)
         with telemetry.span("workspace_session.capture_changes", preview=True):
             size = await _preview_frozen(
                 sessions, session, request_id, allow_unresolved=args["allow_unresolved"]
             )
         session.ending = True
         session.state = "finalizing"
+        running = session_commands.services(session)
         await session.init.end(sessions.grace_s, thaw=True)
+        stopped = await session_commands.services_ended(running, "publish_workspace_session")
         upper = session.upper
         try:
             with (
@@ -82,10 +84,11 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
                 )
         except CommitUnsynced as error:
             sessions.end(session)
-            raise _unsynced(session, error) from error
+            raise _with(_unsynced(session, error), stopped) from error
         except Exception as error:
             retained = await remount(sessions, session)
-            raise refusal(sessions, session, error, PUBLISH, retained=retained, restarted=True) from error
+            refused = refusal(sessions, session, error, PUBLISH, retained=retained, restarted=True)
+            raise _with(refused, stopped) from error
         if session.draft_id is not None and not published.no_op:
             sessions.forget_draft(session.draft_id)
         checkpoints = upper.saved.checkpoints
@@ -97,14 +100,20 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         "publish": publish_json(published),
         "destroyed": not continued.get("kept_open"),
         "evicted_upperdir_bytes": size,
+        **stopped,
         **continued,
     }
 
 
-async def check_idle(session: Session, doing: str, *, hint: str) -> None:
+def _with(error: OperationError, more: dict[str, Any]) -> OperationError:
+    error.details.update(more)
+    return error
+
+
+async def check_idle(sessions: Sessions, session: Session, doing: str, *, hint: str) -> None:
     """Refuse a session in which processes of ended commands still run: they would end with its init, which is
-    to be replaced."""
-    left = await session.init.processes()
+    to be replaced. Services are ended with it as intended."""
+    left = await session_commands.other_processes(session, sessions.pool)
     if left or session.readers:
         names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"
         details = {
@@ -173,7 +182,7 @@ async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         )
         return preview_json(found, start)
     assert session_id is not None
-    async with sessions.use(session_id) as session:
+    async with sessions.use(session_id, kind=NOT_FOUND) as session:
         await session.init.freeze()
         try:
             found = await sessions.captures.run(session.upper.preview, request_id=request_id)

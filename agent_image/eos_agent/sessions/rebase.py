@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import telemetry
 from eos_agent.base.publication import left_out, rejection
-from eos_agent.sessions import disk_space
+from eos_agent.sessions import disk_space, session_commands
 from eos_agent.sessions.checkpoint_rows import ended
 from eos_agent.sessions.next_call import rebase_hint
 from eos_agent.sessions.publish import SESSION_BUSY, check_idle, remount
 from eos_agent.sessions.refusal import RefusedOperation, not_resumed, refusal, rejected
 from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, Session
-from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_agent.wire.protocol import NOT_FOUND, OPERATION_FAILED, OperationError
 from layerstack.model.resolution import REFUSE, Choice
 from layerstack.session.rebase import Rebased
 
@@ -35,7 +35,7 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
             work.
     """
     session_id: str = args["workspace_session_id"]
-    async with sessions.use(session_id) as session:
+    async with sessions.use(session_id, kind=NOT_FOUND) as session:
         if session.policy != EXPLICIT:
             message = f"workspace session {session_id} publishes by itself"
             raise OperationError(
@@ -46,22 +46,26 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
         if version == sessions.store.head.version:
             return _rebased_json(Rebased(version, version, 0, 0), session)
         await session.await_commands(0, "rebase", reason=SESSION_BUSY)
-        await check_idle(session, "rebase", hint=BUSY_HINT)
+        await check_idle(sessions, session, "rebase", hint=BUSY_HINT)
         await _check_conflicts(sessions, session, request_id, choice)
         session.ending = True
         session.state = "finalizing"
         with telemetry.span("workspace_session.remount", workspace_session_id=session_id):
+            running = session_commands.services(session)
             await session.init.end(sessions.grace_s)
+            stopped = await session_commands.services_ended(running, "rebase_workspace_session")
             try:
                 done = await sessions.captures.run(
                     lambda: session.upper.rebase(choice), request_id=request_id
                 )
             except Exception as error:
                 retained = await remount(sessions, session)
-                raise refusal(sessions, session, error, REBASE, retained=retained, restarted=True) from error
+                refused = refusal(sessions, session, error, REBASE, retained=retained, restarted=True)
+                refused.details.update(stopped)
+                raise refused from error
             if not await remount(sessions, session):
                 raise not_resumed(sessions, session, REBASE)
-    return _rebased_json(done, session)
+    return _rebased_json(done, session) | stopped
 
 
 def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:

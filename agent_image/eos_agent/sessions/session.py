@@ -12,6 +12,7 @@ from eos_agent.zygote.specs import SessionSpec
 
 if TYPE_CHECKING:
     from eos_agent.sessions.interruption import Unfinished
+    from eos_agent.sessions.service import Service
     from layerstack.session.upper import Upper
 
 EXPLICIT, IMPLICIT = "no_op", "publish_then_destroy"
@@ -24,6 +25,8 @@ class RunningCommand(Protocol):
     text: str
     outcome: dict[str, Any]
     """Fields that the end of the session adds to the command's result."""
+    service: Service | None
+    """Name and state of a service; None for an ordinary command."""
     lost: OperationError | None
     """The error that callers of the command get; set before `lose`."""
 
@@ -33,6 +36,9 @@ class RunningCommand(Protocol):
     def row(self) -> dict[str, Any]:
         """Give the entry of the command in list_commands."""
         ...
+
+    async def end_with_session(self, by: str) -> None:
+        """Note that the operation `by` has ended init, and this service with it."""
 
     def lose(self) -> None:
         """End without an exit code: the processes have ended, and no init reports their exit status."""
@@ -102,13 +108,14 @@ class Session:
         return f"workspace_session:{self.id}"
 
     async def await_commands(self, grace_s: float, doing: str, *, reason: str = "active_commands") -> None:
-        """Wait up to `grace_s` for running commands; refuse if some still run. The caller holds the gate, so
-        that no command is added."""
+        """Wait up to `grace_s` for running commands; refuse if some still run. Services are not waited for.
+        The caller holds the gate, so that no command is added."""
         end = time.monotonic() + grace_s
         for command in list(self.commands.values()):
-            await command.wait_finished(end)
-        if self.commands:
-            active = list(self.commands)
+            if command.service is None:
+                await command.wait_finished(end)
+        active = [command.id for command in self.commands.values() if command.service is None]
+        if active:
             raise OperationError(
                 OPERATION_FAILED,
                 f"cannot {doing}: workspace session {self.id} has active command sessions: "

@@ -40,7 +40,13 @@ from eos_agent.sessions.recovery import Recovering
 from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.sessions.unpublished import is_clean, unpublished
-from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.wire.protocol import (
+    INVALID_REQUEST,
+    NOT_FOUND,
+    OPERATION_FAILED,
+    SERVER_SHUTTING_DOWN,
+    OperationError,
+)
 from eos_agent.zygote.specs import SessionSpec
 from layerstack.errors import LayerStackError
 
@@ -474,9 +480,11 @@ class Sessions:
             if args.get("if_clean"):
                 await self._check_clean(session)
             session.ending = True
+            running = session_commands.services(session)
             await session.init.end(
                 0 if args.get("if_clean") else self.grace_s
             )  # with if_clean no grace: later writes would be lost unnoticed
+            stopped = await session_commands.services_ended(running, "destroy_workspace_session")
 
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = unpublished(session.upper)
@@ -499,6 +507,7 @@ class Sessions:
                 "destroyed": True,
                 "evicted_upperdir_bytes": size,
                 "discarded": discarded,
+                **stopped,
             }
             session.discarded = {
                 "publish": {"published": False, "no_op": False},
@@ -530,7 +539,7 @@ class Sessions:
         elif session_id in self.live or self.lost.get(session_id) is None:
             if session_id in self.pending:
                 raise self._lost(session_id)
-            raise session_not_found(session_id)
+            raise session_not_found(session_id, NOT_FOUND)
         if self.store.dead.find(session_id) is not None:
             raise self._lost(session_id)
         return {"workspace_session_id": session_id, "draft_id": self.lost.get(session_id)}

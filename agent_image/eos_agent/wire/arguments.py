@@ -14,6 +14,7 @@ from eos_agent.wire.operation import (
     Argument,
     Operation,
 )
+from eos_agent.wire.operations_service import READY_MOST_MS, READY_MS
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
@@ -88,8 +89,18 @@ def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | No
             if isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value)
             else 0.0
         )
-        waits = max(0.0, given / 1000 if waits.endswith("_ms") else given)
+        waits = max(0.0, given / 1000 if waits.endswith("_ms") else given, _ready_s(args))
     return None if waits == NO_BUDGET else ANSWER_S + waits
+
+
+def _ready_s(args: Mapping[str, Any]) -> float:
+    """Seconds that exec_command waits at most until a service is ready; 0 without `ready`."""
+    ready = args.get("ready")
+    if not _is_object(ready) or args.get("yield_time_ms") is not None:
+        return 0.0
+    given = ready.get("timeout_ms", READY_MS)
+    known = isinstance(given, (int, float)) and not isinstance(given, bool) and _finite(given)
+    return min(given if known else READY_MS, READY_MOST_MS) / 1000
 
 
 def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -> Any:
@@ -151,6 +162,7 @@ LONGEST = {
     "checkpoint_id": 128,
     "label": 256,
     "after": 128,
+    "service": 64,
     "cursor": 65536,
 }
 """Largest size in bytes of each argument that is kept, logged and shown to other clients. The size of a

@@ -30,6 +30,7 @@ from eos_agent.wire.operations_files import CONTRACT_FILES, MORE_FILES
 from eos_agent.wire.operations_observe import OBSERVABILITY
 from eos_agent.wire.operations_patch import APPLY_PATCH
 from eos_agent.wire.operations_rebase import ALLOW_UNRESOLVED, CONFLICTS, ON_CONFLICT, PATHS, REBASE
+from eos_agent.wire.operations_service import READY, SERVICE, SERVICE_RESULT, STOPPED
 
 RUNTIME_FAMILIES = (
     Family(
@@ -173,6 +174,14 @@ _COMMAND_RESULT = (
         "processes of the session that the kernel killed because its memory was used up",
         ours=True,
     ),
+    ResultField(
+        "waiting_for_input",
+        "boolean",
+        "true: the program sleeps until something is typed on its terminal",
+        ours=True,
+    ),
+    ResultField("last_line", "string", "with waiting_for_input: the last line of the output", ours=True),
+    *SERVICE_RESULT,
     ResultField("stderr", "string", "with split_output", ours=True),
     ResultField("stderr_end_offset", "integer", "as end_offset, for stderr", ours=True),
     ResultField("stderr_total_lines", "integer", ours=True),
@@ -252,6 +261,8 @@ RUNTIME: tuple[Operation, ...] = (
                 ours=True,
             ),
             Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
+            SERVICE,
+            READY,
             Argument(
                 "publish_interrupted",
                 "boolean",
@@ -283,6 +294,8 @@ RUNTIME: tuple[Operation, ...] = (
         related=("read_command_lines", "write_command_stdin", "wait_command", "create_workspace_session"),
         examples=(
             'sandbox-runtime-cli --sandbox-id eos-1 exec_command "make test"',
+            "sandbox-runtime-cli --sandbox-id eos-1 exec_command --workspace-session-id ID --service web "
+            '--ready \'{"port": 8000}\' "python3 -m http.server 8000"',
             "sandbox-runtime-cli --sandbox-id eos-1 exec_command --workspace-session-id ID --timeout-ms "
             '60000 "pytest -q"',
         ),
@@ -553,6 +566,7 @@ RUNTIME: tuple[Operation, ...] = (
                 "with kept_open false: kind, message and details of the error",
                 ours=True,
             ),
+            STOPPED,
         ),
         sets=AGENT_SETS,
         waits=570,
@@ -586,6 +600,7 @@ RUNTIME: tuple[Operation, ...] = (
                 "paths (at most 100), count and bytes of the discarded work, truncated",
                 ours=True,
             ),
+            STOPPED,
         ),
         sets=AGENT_SETS,
         waits="grace_s",

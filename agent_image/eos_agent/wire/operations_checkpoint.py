@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eos_agent.wire.operation import AGENT_SETS, SESSION, Argument, Operation, ResultField
+from eos_agent.wire.operations_service import STOPPED
 
 _ENDED = ResultField(
     "checkpoints_ended",
@@ -17,7 +18,7 @@ CHECKPOINT = Operation(
     "workspace_session",
     "Remember the state of a session",
     "Make a checkpoint of a session's files, for restore_session: undo before a risky change. Refused while "
-    "a process runs in it.",
+    "a command runs in it; services are ended.",
     (
         SESSION._replace(required=True, help="Session to remember."),
         Argument("label", "string", help="What the state is.", value="TEXT"),
@@ -33,6 +34,7 @@ CHECKPOINT = Operation(
         ResultField("created_unix_ms", "integer"),
         ResultField("changed_files", "integer", "files written or deleted since the checkpoint before"),
         _ENDED,
+        STOPPED,
         _ADDRESS,
     ),
     sets=AGENT_SETS,
@@ -50,7 +52,7 @@ RESTORE = Operation(
     "workspace_session",
     "Return a session to a checkpoint",
     "Bring a session's files back to a checkpoint. The state before becomes a checkpoint too "
-    "(undo_checkpoint_id). Refused while a process runs in it.",
+    "(undo_checkpoint_id). Refused while a command runs in it; services are ended.",
     (
         SESSION._replace(required=True, help="Session to restore."),
         Argument(
@@ -73,6 +75,7 @@ RESTORE = Operation(
         ResultField("restored", "boolean", "false: the session had this state already"),
         ResultField("undo_checkpoint_id", "string", "the checkpoint of the state before"),
         _ENDED,
+        STOPPED,
         _ADDRESS,
     ),
     sets=AGENT_SETS,

@@ -5,6 +5,7 @@ library only.
 from __future__ import annotations
 
 from eos_agent.wire.operation import AGENT_SETS, SESSION, Argument, Operation, ResultField
+from eos_agent.wire.operations_service import STOPPED
 
 SIDES = ("refuse", "markers", "ours", "theirs")
 ON_CONFLICT = Argument(
@@ -48,7 +49,7 @@ REBASE = Operation(
     "Bring a session to the newest version",
     "Move a session, under its id, to the newest version: what others published since it began is merged "
     "with its changes. Conflicts refuse it and nothing changes, unless on_conflict resolves them; no side's "
-    "work is lost. Refused while a process runs in it.",
+    "work is lost. Refused while a command runs in it; services are ended.",
     (SESSION._replace(required=True, help="Session to rebase."), ON_CONFLICT, PATHS),
     related=("preview_publish", "publish_workspace_session"),
     examples=(
@@ -86,6 +87,7 @@ REBASE = Operation(
             "when there were none",
         ),
         ResultField("address", "string", "isolated: its address, which may be another one"),
+        STOPPED,
     ),
     sets=AGENT_SETS,
     ours=True,
