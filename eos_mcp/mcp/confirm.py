@@ -27,6 +27,8 @@ from eos_agent.wire.protocol import OPERATION_FAILED, OperationError, is_error
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
 from eos_mcp.mcp.server_options import ServerOptions
 
+CONFIRMED = frozenset({"destroy_sandbox", "export_changes"})
+"""Operations about which a person may be asked."""
 ANSWER_S = 600.0
 """Time that a person has for an answer."""
 ROUNDS_MAX = 3

@@ -136,7 +136,9 @@ class Tools:
         roots = await asked() if self.wants_client(params.name) else None
         info = ctx.session.client_params
         name = info.client_info.name if info is not None else None
-        ask = self._asker.of(ctx, params) if self._asker is not None else None
+        operation = self._operations.get(params.name)
+        confirmed = self._asker is not None and operation is not None and operation.name in confirm.CONFIRMED
+        ask = self._asker.of(ctx, params) if self._asker is not None and confirmed else None
         try:
             found = await self.answer(
                 params.name,
@@ -238,12 +240,9 @@ class Tools:
         sent = allowed_dirs.carried(self._options, name, checked, roots)
         call = _Call(operation, sandbox_id, sent, new_request_id(), self._budget_s(operation, checked))
         try:
-            if ask is not None and confirm.wanted(operation.name, checked):
-                reply = await confirm.performed(
-                    operation.name, ask, lambda more: self._request(call.with_more(more), report)
-                )
-            else:
-                reply = await self._request(call, report)
+            reply = await self._reported(
+                call, report, ask if confirm.wanted(operation.name, checked) else None
+            )
         except anyio.get_cancelled_exc_class():
             await self._cancelled(call)
             raise
@@ -367,22 +366,32 @@ class Tools:
         own = catalog.budget_s(operation, checked)
         return UNBOUNDED_S if own is None else max(own, 30.0) - 30.0 + self._options.timeout_s
 
-    async def _request(self, call: _Call, report: Report | None) -> dict[str, Any]:
+    async def _reported(self, call: _Call, report: Report | None, ask: confirm.Ask | None) -> dict[str, Any]:
+        """Perform the call with its progress, which counts through every question and request of it."""
         if report is None:
-            return await self._send(call)
+            return await self._asked(call, None, ask)
         reporter = _Reporter(report, call.operation.name)
-        outcome: dict[str, Any] | OperationError | None = None
+        outcome: dict[str, Any] | Exception | None = None
         async with anyio.create_task_group() as tg:
             tg.start_soon(reporter.tick)
             try:
-                outcome = await self._send(call, reporter)
-            except OperationError as error:
+                outcome = await self._asked(call, reporter, ask)
+            except (OperationError, MCPError, confirm.InputNeeded) as error:
                 outcome = error  # raised below: a task group would wrap it
             tg.cancel_scope.cancel()
-        if isinstance(outcome, OperationError):
+        if isinstance(outcome, Exception):
             raise outcome
         assert outcome is not None
         return outcome
+
+    async def _asked(
+        self, call: _Call, reporter: _Reporter | None, ask: confirm.Ask | None
+    ) -> dict[str, Any]:
+        if ask is None:
+            return await self._send(call, reporter)
+        return await confirm.performed(
+            call.operation.name, ask, lambda more: self._send(call.with_more(more), reporter)
+        )
 
     async def _send(self, call: _Call, reporter: _Reporter | None = None) -> dict[str, Any]:
         streams = reporter is not None and call.operation.name == "create_sandbox"

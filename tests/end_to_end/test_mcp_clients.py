@@ -255,3 +255,15 @@ def test_an_export_over_an_edited_file_asks_and_what_was_exported_needs_no_quest
         assert file.read() == "the agent's\n"
     result, question = destroyed(wire, sandbox, {"action": "decline"}, modern=modern)
     assert (question, result["structuredContent"]["state"]) == (None, "stopped")
+
+
+def test_listing_starts_no_gateway(place: Place) -> None:
+    state = os.path.join(place.root, "none")
+    with server(place.root, {**place.env, "EOS_STATE_DIR": state}) as wire:
+        assert ask(wire, "resources/list")["result"]["resources"] == []
+        ref = {"type": "ref/resource", "uri": "eos://{sandbox}/drafts"}
+        completed = ask(wire, "completion/complete", ref=ref, argument={"name": "sandbox", "value": ""})
+        assert completed["result"]["completion"]["values"] == []
+        prompt = ask(wire, "prompts/get", name="start", arguments={"task": "x"})["result"]
+        assert "No sandbox exists yet" in prompt["messages"][0]["content"]["text"]
+    assert not os.path.exists(os.path.join(state, "gateway.sock"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from mcp.types import ElicitResult
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.gateway_client.aio import GatewayRequest
-from eos_mcp.mcp import app, confirm
+from eos_mcp.mcp import app, confirm, tools
 from eos_mcp.mcp.server_options import SANDBOX, ServerOptions
 from tests.eos_mcp.scripted_gateway import Called, ScriptedGateway, shown
 
@@ -235,6 +236,41 @@ def test_a_question_that_is_not_answered_in_time_does_nothing(monkeypatch: pytes
     found = anyio.run(go)
     assert found.structure["error"]["details"]["action"] == "timeout"
     assert gateway.destroyed == 0
+
+
+def test_progress_increases_through_questions_and_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "FIRST_PROGRESS_S", 0.01)
+    monkeypatch.setattr(tools, "NEXT_PROGRESS_S", 0.01)
+    seen: list[float] = []
+    reported = asyncio.Event()
+
+    async def progress(value: float, _total: float | None, _message: str | None) -> None:
+        seen.append(value)
+        reported.set()
+
+    async def further() -> None:
+        """Wait for the next progress: the server's clock has moved on."""
+        reported.clear()
+        with anyio.fail_after(60.0):
+            await reported.wait()
+
+    class Slow(Sandbox):
+        async def perform(self, request: GatewayRequest) -> dict[str, Any]:
+            await further()
+            return await super().perform(request)
+
+    async def elicit(_ctx: ClientRequestContext, _params: types.ElicitRequestParams) -> ElicitResult:
+        await further()
+        return ElicitResult(action="accept", content={confirm.KEY: "yes"})
+
+    async def go() -> Called:
+        server = app.build(ServerOptions(), gateway=Slow(LOSS)).server
+        async with Client(server, mode=LEGACY, elicitation_callback=elicit) as client:
+            args = {"sandbox_id": "eos-1"}
+            return shown(await client.call_tool("destroy_sandbox", args, progress_callback=progress))
+
+    assert not anyio.run(go).is_error
+    assert len(seen) >= 4 and seen == sorted(set(seen)), seen
 
 
 def repeated(change: Callable[[types.InputRequiredResult], dict[str, Any]], **arguments: str) -> Any:
