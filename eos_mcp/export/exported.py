@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 FORMAT = 1
 NAME = "exported.json"
@@ -51,12 +51,11 @@ def last(directory: str, sandbox_id: str) -> LastExport | None:
     """Return the newest recorded export; None without one."""
     try:
         with open(os.path.join(directory, sandbox_id, NAME), "rb") as file:
-            body = json.loads(file.read(BYTES_MAX))
+            body: object = json.loads(file.read(BYTES_MAX))
     except (OSError, ValueError):
         return None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
+    found = cast("dict[str, object]", body) if isinstance(body, dict) else {}
+    version, unix_ms = found.get("version"), found.get("unix_ms")
+    if found.get("format") != FORMAT or not isinstance(version, int) or not isinstance(unix_ms, int):
         return None
-    version, unix_ms = body.get("version"), body.get("unix_ms")
-    if type(version) is not int or type(unix_ms) is not int:
-        return None
-    return LastExport(version, str(body.get("dest")), unix_ms)
+    return LastExport(version, str(found.get("dest")), unix_ms)

@@ -281,8 +281,8 @@ def _lost(found: Object) -> tuple[list[str], list[object]]:
     write.
     """
     lost: list[str] = []
-    newer, work = found.get("unexported"), found.get("unpublished")
-    work = work if is_object(work) else {}
+    newer, unpublished = found.get("unexported"), found.get("unpublished")
+    work: Object = unpublished if is_object(unpublished) else {}
     sessions, drafts = items(work.get("sessions")), items(found.get("drafts"))
     dead = rows(work.get("dead_sessions"))
     if is_object(newer):

@@ -16,8 +16,8 @@ from tests.eos_mcp.mcp_wire import META, Wire, call, initialize
 
 pytestmark = pytest.mark.needs("overlay")
 
-FORMS = {"elicitation": {"form": {}}}
-MODERN = {**META, "io.modelcontextprotocol/clientCapabilities": FORMS}
+FORMS: dict[str, Any] = {"elicitation": {"form": {}}}
+MODERN: dict[str, Any] = {**META, "io.modelcontextprotocol/clientCapabilities": FORMS}
 ERAS = pytest.mark.parametrize("modern", [False, True], ids=["legacy", "modern"])
 
 
@@ -58,7 +58,7 @@ def server(root: str, env: dict[str, str]) -> Wire:
 
 def ask(wire: Wire, method: str, *, modern: bool = False, **params: Any) -> dict[str, Any]:
     """The answer of one request."""
-    about = {**params, "_meta": MODERN} if modern else params
+    about: dict[str, Any] = {**params, "_meta": MODERN} if modern else params
     message = {"jsonrpc": "2.0", "id": os.urandom(4).hex(), "method": method, "params": about}
     return wire.ask(message)
 
@@ -195,7 +195,7 @@ def test_publications_are_notified_in_both_eras_and_open_streams_do_not_hold_the
     uri = f"eos://{sandbox}/versions"
     with server(place.root, place.env) as wire:
         assert ask(wire, "resources/subscribe", uri=uri)["result"] == {}
-        params = {
+        params: dict[str, Any] = {
             "notifications": {"resourceSubscriptions": [uri], "toolsListChanged": True},
             "_meta": MODERN,
         }

@@ -135,7 +135,7 @@ class Fixtures:
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus)
         self._asker = confirm.Asker()
-        self._ours = {
+        self._ours: dict[str, Any] = {
             method: entry.handler
             for method in METHODS
             if (entry := app.server.get_request_handler(method)) is not None
@@ -207,7 +207,7 @@ class Fixtures:
     async def capability(self, ctx: Context, params: types.CallToolRequestParams) -> Result:
         capabilities = ctx.session.client_capabilities
         if capabilities is None or capabilities.sampling is None:
-            needed = {"requiredCapabilities": {"sampling": {}}}
+            needed: dict[str, Any] = {"requiredCapabilities": {"sampling": {}}}
             raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, "sampling is required", needed)
         return text("sampling is there")
 

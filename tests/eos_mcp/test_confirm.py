@@ -26,7 +26,7 @@ MODERN: ConnectMode = "2026-07-28"
 both = pytest.mark.parametrize("mode", [LEGACY, MODERN])
 
 RECORD = {"id": "eos-1", "workspace_root": "/p", "state": "ready"}
-CLEAN = {"layers": 2, "sessions": [], "drafts": [], "unpublished": {"sessions": []}}
+CLEAN: dict[str, Any] = {"layers": 2, "sessions": [], "drafts": [], "unpublished": {"sessions": []}}
 LOSS: dict[str, Any] = {
     **CLEAN,
     "unexported": {"newest_version": 7, "exported_version": 5},
@@ -87,7 +87,7 @@ def call(
     """The result, and the questions that the person saw."""
     asked: list[str] = []
 
-    async def elicit(_ctx: ClientRequestContext, params: types.ElicitRequestParams) -> ElicitResult:
+    async def elicit(context: ClientRequestContext, params: types.ElicitRequestParams) -> ElicitResult:
         assert answer is not None
         asked.append(params.message)
         return answer(params.message)
@@ -126,18 +126,18 @@ def test_a_destroy_that_loses_work_happens_after_a_yes(mode: ConnectMode) -> Non
     ]
 
 
+NO_YES: list[tuple[Answer, str]] = [
+    (lambda _: ElicitResult(action="decline"), "decline"),
+    (lambda _: ElicitResult(action="cancel"), "cancel"),
+    (accept("no"), "decline"),
+    (accept("novelty"), "decline"),
+    (lambda _: ElicitResult(action="accept", content={}), "decline"),
+    (lambda _: ElicitResult(action="accept", content={confirm.KEY: True}), "decline"),
+]
+
+
 @both
-@pytest.mark.parametrize(
-    ("answer", "action"),
-    [
-        (lambda _: ElicitResult(action="decline"), "decline"),
-        (lambda _: ElicitResult(action="cancel"), "cancel"),
-        (accept("no"), "decline"),
-        (accept("novelty"), "decline"),
-        (lambda _: ElicitResult(action="accept", content={}), "decline"),
-        (lambda _: ElicitResult(action="accept", content={confirm.KEY: True}), "decline"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "action"), NO_YES)
 def test_without_a_yes_nothing_is_destroyed_and_the_answer_says_it(
     mode: ConnectMode, answer: Answer, action: str
 ) -> None:
@@ -224,7 +224,7 @@ def test_a_question_that_is_not_answered_in_time_does_nothing(monkeypatch: pytes
     monkeypatch.setattr(confirm, "ANSWER_S", 0.01)
     gateway = Sandbox(LOSS)
 
-    async def elicit(_ctx: ClientRequestContext, _params: types.ElicitRequestParams) -> ElicitResult:
+    async def elicit(context: ClientRequestContext, params: types.ElicitRequestParams) -> ElicitResult:
         await anyio.sleep_forever()
         raise AssertionError
 
@@ -244,8 +244,8 @@ def test_progress_increases_through_questions_and_requests(monkeypatch: pytest.M
     seen: list[float] = []
     reported = asyncio.Event()
 
-    async def progress(value: float, _total: float | None, _message: str | None) -> None:
-        seen.append(value)
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
+        seen.append(progress)
         reported.set()
 
     async def further() -> None:
@@ -259,7 +259,7 @@ def test_progress_increases_through_questions_and_requests(monkeypatch: pytest.M
             await further()
             return await super().perform(request)
 
-    async def elicit(_ctx: ClientRequestContext, _params: types.ElicitRequestParams) -> ElicitResult:
+    async def elicit(context: ClientRequestContext, params: types.ElicitRequestParams) -> ElicitResult:
         await further()
         return ElicitResult(action="accept", content={confirm.KEY: "yes"})
 
@@ -278,7 +278,7 @@ def repeated(change: Callable[[types.InputRequiredResult], dict[str, Any]], **ar
     gateway = Sandbox(LOSS)
 
     async def go() -> Any:
-        async def elicit(_ctx: ClientRequestContext, _params: types.ElicitRequestParams) -> ElicitResult:
+        async def elicit(context: ClientRequestContext, params: types.ElicitRequestParams) -> ElicitResult:
             raise AssertionError
 
         server = app.build(ServerOptions(), gateway=gateway).server
@@ -303,17 +303,17 @@ def test_an_answer_without_a_state_is_none() -> None:
     assert isinstance(repeated(lambda first: {}), types.InputRequiredResult)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda _: "",
-        lambda _: "9" * 12 + ".00.00",
-        lambda _: "é.é.é",
-        lambda state: "1" + state,
-        lambda state: state[:-1],
-        lambda state: state + "-TAMPERED",
-    ],
-)
+FORGED: list[Callable[[str], str]] = [
+    lambda _: "",
+    lambda _: "9" * 12 + ".00.00",
+    lambda _: "é.é.é",
+    lambda state: "1" + state,
+    lambda state: state[:-1],
+    lambda state: state + "-TAMPERED",
+]
+
+
+@pytest.mark.parametrize("change", FORGED)
 def test_a_state_that_this_server_did_not_make_is_refused(change: Callable[[str], str]) -> None:
     found = repeated(lambda first: {"request_state": change(str(first.request_state))})
     assert isinstance(found, MCPError)

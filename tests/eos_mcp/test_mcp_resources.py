@@ -281,7 +281,7 @@ def test_prompts_name_only_tools_of_their_set(tool_set: str) -> None:
     options = ServerOptions(tool_set=tool_set)
     offered = {o.name for o in schema.operations(options)} | set(schema.names(options).values())
     everything = {operation.name for operation in ALL}
-    conflict = {"path": "a", "class": "text", "base": {}, "ours": {}, "theirs": {}}
+    conflict: dict[str, Any] = {"path": "a", "class": "text", "base": {}, "ours": {}, "theirs": {}}
     gateway = ScriptedGateway(
         list_sandboxes=ONE_SANDBOX,
         list_versions={"versions": [VERSION_2, VERSION_1], "next": None},

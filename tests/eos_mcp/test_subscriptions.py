@@ -1,5 +1,6 @@
 """Subscriptions for published versions in both eras: one question for each sandbox, none without a client."""
 
+# pyright: reportDeprecated=false
 from __future__ import annotations
 
 import asyncio
@@ -10,6 +11,7 @@ import anyio
 import mcp.types as types
 import pytest
 from mcp import Client
+from mcp.client.session import MessageHandlerFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated
 
@@ -77,7 +79,7 @@ def test_in_the_older_era_each_subscribed_client_is_notified_of_a_publication() 
         heard: list[tuple[str, str]] = []
         news = asyncio.Event()
 
-        def handler(who: str) -> Callable[[Any], Awaitable[None]]:
+        def handler(who: str) -> MessageHandlerFnT:
             async def take(message: Any) -> None:
                 if isinstance(message, types.ResourceUpdatedNotification):
                     heard.append((who, message.params.uri))
