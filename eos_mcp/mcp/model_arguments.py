@@ -150,7 +150,9 @@ def _environment(value: Any) -> Any:
         return [value] if "=" in value else value
     if _object(value):
         pairs = [(name, _scalar(inner)) for name, inner in value.items() if inner is not None]
-        return value if any(text is None for _, text in pairs) else [f"{name}={text}" for name, text in pairs]
+        if any(text is None or "=" in name for name, text in pairs):
+            return value
+        return [f"{name}={text}" for name, text in pairs]
     if _list(value):
         found: list[Any] = []
         for one in value:

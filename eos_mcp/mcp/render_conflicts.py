@@ -7,6 +7,10 @@ from __future__ import annotations
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
 from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools, by_hand
 
+EDIT_AWAY = (
+    "edit the conflict markers away (<<<<<<< ours, ||||||| base, =======, >>>>>>> theirs), then "
+    "publish_workspace_session"
+)
 SHOWN = 20
 HUNKS = 5
 MEMBERS = 8
@@ -73,7 +77,13 @@ def resolved(reply: Object) -> str:
         lines.append(f"checkpoints of the version before, which ended: {compact(reply['checkpoints_ended'])}")
     if reply.get("address"):
         lines.append(f"address: {reply['address']}")
-    if not found:
+    left = rows(reply.get("unresolved"))
+    if left:
+        shown = [str(row.get("path")) for row in left[:SHOWN]]
+        count = int(reply.get("unresolved_count", len(left)))
+        named, more = ", ".join(shown), f" and {count - len(shown)} more" if count > len(shown) else ""
+        lines.append(f"conflict markers of an earlier rebase are in {named}{more}: {EDIT_AWAY}")
+    elif not found:
         lines.append("no conflicts")
     return "\n".join(lines)
 
@@ -91,10 +101,7 @@ def resolved_rows(reply: Object) -> list[str]:
     if isinstance(count, int) and count > len(found[:SHOWN]):
         lines.append(f"(and {count - len(found[:SHOWN])} more)")
     if any(row.get("resolution") == "markers" for row in found):
-        lines.append(
-            "next: edit the conflict markers away (<<<<<<< ours, ||||||| base, =======, >>>>>>> theirs), "
-            "then publish_workspace_session"
-        )
+        lines.append(f"next: {EDIT_AWAY}")
     return lines
 
 

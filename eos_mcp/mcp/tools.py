@@ -54,6 +54,7 @@ NEXT_PROGRESS_S = 5.0
 CANCEL_S = 2.0
 LIST_S = 30.0
 PENDING = "pending"  # stands for the sandbox while the other arguments are checked
+NAME_SHOWN = 200  # characters of the name of an unknown tool in its error
 AGENT_MAX_BYTES = 256  # as the catalog bounds the argument
 CANCELLED_THERE = frozenset(
     {"exec_command", "preview_publish", "publish_workspace_session", "rebase_workspace_session"}
@@ -515,6 +516,7 @@ def _nearest(word: str, known: Sequence[str]) -> str | None:
 
 
 def _unknown_tool(name: str, known: list[str]) -> OperationError:
+    name = name[:NAME_SHOWN]
     details: dict[str, Any] = {"operation": name}
     nearest = _nearest(name, known)
     if catalog.find(name) is not None:

@@ -4,10 +4,13 @@ a patch or nothing of it, and no file is lost on the way.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import signal
 import stat
 import subprocess
+import threading
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from eos_agent.files import patch_hunks, patch_mount
 from eos_agent.files.mounted import perform_in_mount
 from eos_agent.files.patch_mount import clear_after_patch
 from eos_agent.wire.protocol import OperationError
+from tests.processes import descendants
 
 from .agent_process import Agent, Failed
 from .plain_directory import Folder
@@ -190,21 +194,63 @@ def test_a_write_into_the_old_file_at_the_moment_of_its_exchange_is_kept(
 
 
 @pytest.mark.needs("overlay")
-def test_a_session_that_kills_all_its_processes_during_a_patch_has_all_of_it_or_nothing(agent: Agent) -> None:
-    """The helper that applies it is one of them: `kill -9 -1` spares only init."""
+def test_a_patch_whose_worker_and_helper_are_killed_is_undone_by_the_agent(agent: Agent) -> None:
+    """As the kernel does for lack of memory; the session's own processes may not signal them."""
     session = agent.session()
-    count = 400
+    count = 800
     agent.run(f"mkdir m; for n in $(seq {count}); do echo old > m/$n; done", session)
     parts = "".join(f"*** Update File: m/{number}\n@@\n-old\n+new\n" for number in range(1, count + 1))
-    killer = agent.run(
-        "until set -- .eos-*/journal && [ -e $1 ]; do :; done; kill -9 -1", session, yield_time_ms=0
+    failed: list[str] = []
+
+    def patch() -> None:
+        try:
+            agent.call(
+                "apply_patch", patch=f"*** Begin Patch\n{parts}*** End Patch\n", workspace_session_id=session
+            )
+        except Failed as error:
+            failed.append(error.reason)
+
+    thread = threading.Thread(target=patch)
+    thread.start()
+    upper = f"{agent.store}/sessions/{session}/upper"
+    while thread.is_alive() and not glob.glob(f"{upper}/.eos-*/journal"):
+        pass
+    stopped: list[int] = []
+    new = 0
+    while thread.is_alive():
+        stopped = helpers(agent)
+        signal_all(stopped, signal.SIGSTOP)
+        new = sum(get(f"{upper}/m/{number}") == "new\n" for number in range(1, count + 1))
+        if new:
+            break
+        signal_all(stopped, signal.SIGCONT)
+    assert len(stopped) == 2 and new < count, "stopped between two files"
+    signal_all(stopped, signal.SIGKILL)
+    thread.join(60)
+    assert failed == ["operation_killed"]
+    assert agent.run("cat m/* | sort -u; ls -A | grep -c '^.eos-'", session)["output"] == "old\n0"
+    agent.call(
+        "apply_patch", patch="--- a/m/1\n+++ b/m/1\n@@ -1 +1 @@\n-old\n+new\n", workspace_session_id=session
     )
-    assert killer["status"] == "running"
-    try:
-        agent.call(
-            "apply_patch", patch=f"*** Begin Patch\n{parts}*** End Patch\n", workspace_session_id=session
-        )
-    except Failed as error:
-        assert error.reason == "operation_killed"
-    seen = agent.run("cat m/* | sort -u; ls -A | grep -c '^.eos-'", session)["output"]
-    assert seen in ("old\n0", "new\n0")
+
+
+def get(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    for pid in reversed(pids):  # the worker before the helper
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def helpers(agent: Agent) -> list[int]:
+    """The processes of this agent in a session's pid namespace that run Python: the helper and its worker."""
+    found: list[int] = []
+    for pid in descendants(agent.pid):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+            status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+            if len(status["NSpid"].split()) > 1 and "init" not in status["Name"] and status["Name"] != "bash":
+                found.append(pid)
+    return found

@@ -244,6 +244,9 @@ def test_conflicts_are_resolved_as_asked_and_the_session_goes_on(agent: Agent) -
     assert [row["path"] for row in caught.value.details["paths"]] == ["twenty"]
     refused = agent.call("preview_publish", workspace_session_id=session)["refused"]
     assert refused["reason"] == "unresolved_conflicts"
+    again = rebase(agent, session)
+    assert again["from_version"] == again["to_version"] == done["to_version"]
+    assert ([row["path"] for row in again["unresolved"]], again["unresolved_count"]) == (["twenty"], 1)
     published = agent.call("publish_workspace_session", workspace_session_id=session, allow_unresolved=True)
     assert published["publish"]["no_op"] is False
 
@@ -260,6 +263,7 @@ def test_sides_that_are_none_are_refused(agent: Agent) -> None:
     ):
         with pytest.raises(Failed) as caught:
             agent.call("rebase_workspace_session", workspace_session_id=session, paths=paths)
+        assert caught.value.details["argument"] == "paths"
         assert (caught.value.kind, caught.value.reason) == ("invalid_request", reason), paths
     with pytest.raises(Failed) as caught:
         agent.call("create_workspace_session", on_conflict="markers")

@@ -90,6 +90,9 @@ def test_resolved_conflicts_are_listed_with_what_to_do() -> None:
         "then publish_workspace_session",
     ):
         assert part in text
+    left = {**reply, "conflicts": [], "unresolved": [{"path": "a", "lines": [3]}], "unresolved_count": 40}
+    text = render.result("rebase_workspace_session", {}, left)
+    assert "conflict markers of an earlier rebase are in a and 39 more" in text and "no conflicts" not in text
 
 
 def test_a_rejected_command_spells_out_every_conflict_and_where_the_work_is() -> None:

@@ -107,6 +107,7 @@ def test_what_models_write_is_taken_as_they_mean_it(
         ("exec_command", {"cmd": "x", "timeout_ms": "soon"}),
         ("exec_command", {"cmd": "x", "env": "nothing"}),
         ("exec_command", {"cmd": "x", "env": {"A": {"b": 1}}}),
+        ("exec_command", {"cmd": "x", "env": {"A=b": "c"}}),
         ("file_edit", {"path": "a", "edits": "[" * 100_000}),
         ("file_edit", {"path": "a", "edits": "[1"}),
         ("file_write", {"path": "a", "content": {"a": 1}}),

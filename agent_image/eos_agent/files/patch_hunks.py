@@ -20,11 +20,11 @@ from eos_agent.wire.workspace_path import shown
 
 MOST_PLACES = 20
 SHOWN_LINES, SHOWN_CHARACTERS = 12, 1500
-SEARCH_MAX = 20_000_000
+SEARCH_MAX = 8_000_000
 """Lines that the searches for all hunks of one patch may compare: a few seconds."""
 FEW_SEARCHES = 8
 """Searches in one file that scan it; more of them use a table of its lines."""
-_COMMON = 10  # a line in more places than this does not help to find the nearest one
+_COMMON = 3  # a line in more places than this does not help to find the nearest one
 
 
 LineKey = Callable[[bytes], bytes]

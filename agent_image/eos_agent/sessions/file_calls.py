@@ -55,8 +55,8 @@ async def file_op(
 
 
 async def _patch(init: InitHandle, args: dict[str, Any]) -> dict[str, Any]:
-    """Apply a patch in a worker. If its processes are killed, as by `kill -9 -1` in the session, the files
-    that were exchanged are put back.
+    """Apply a patch in a worker. If its processes are killed, as for lack of memory, the files that were
+    exchanged are put back.
     """
     args = {**args, "passing": tempnames.place_name()}
     try:

@@ -14,6 +14,7 @@ from eos_agent.sessions.refusal import RefusedOperation, not_resumed, refusal, r
 from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import NOT_FOUND, OPERATION_FAILED, OperationError
+from layerstack.errors import UnresolvedConflicts
 from layerstack.model.resolution import REFUSE, Choice
 from layerstack.session.rebase import Rebased
 
@@ -44,7 +45,10 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
         choice = choice_of(args, session.agent or session.id, sessions.settings.workspace_root)
         version = session.upper.snapshot.version
         if version == sessions.store.head.version:
-            return _rebased_json(Rebased(version, version, 0, 0), session)
+            return {
+                **_rebased_json(Rebased(version, version, 0, 0), session),
+                **await _markers_left(sessions, session, request_id),
+            }
         await session.await_commands(0, "rebase", reason=SESSION_BUSY)
         await check_idle(sessions, session, "rebase", hint=BUSY_HINT)
         await _check_conflicts(sessions, session, request_id, choice)
@@ -78,6 +82,23 @@ def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:
     }
     found |= resolved_json(done.resolved) | ended(done.checkpoints)
     return found | left_out(done) | ({} if address is None else {"address": address})
+
+
+async def _markers_left(sessions: Sessions, session: Session, request_id: str) -> dict[str, Any]:
+    """The files that contain conflict markers of an earlier rebase: its answer may be lost."""
+    if not session.upper.unresolved:
+        return {}
+    await session.init.freeze()
+    try:
+        found = await sessions.captures.run(session.upper.preview, request_id=request_id)
+    finally:
+        await session.init.thaw()
+    if not isinstance(found.refused, UnresolvedConflicts):
+        return {}
+    return {
+        "unresolved": found.refused.details["paths"],
+        "unresolved_count": found.refused.details["path_count"],
+    }
 
 
 async def _check_conflicts(

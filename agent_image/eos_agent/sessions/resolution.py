@@ -45,6 +45,8 @@ def _path(path: str, root: str) -> str:
         return normalise(os.fsdecode(path.encode()), root, lenient=False, allow_root=True)
     except UnicodeEncodeError:
         raise _refused("a path in paths is not valid Unicode", "invalid_path") from None
+    except OperationError as error:
+        raise _refused(f"paths: {error.message}", "invalid_path") from None
 
 
 def _refused(message: str, reason: str) -> OperationError:

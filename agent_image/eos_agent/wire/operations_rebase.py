@@ -69,6 +69,13 @@ REBASE = Operation(
         CONFLICTS,
         ResultField("conflict_count", "integer", "with conflicts: how many were resolved", ours=True),
         ResultField(
+            "unresolved",
+            "array",
+            "when the session was at the newest version already: files that contain markers of an earlier "
+            "rebase, with the lines of these; at most 100",
+        ),
+        ResultField("unresolved_count", "integer", "with unresolved: how many files there are"),
+        ResultField(
             "notices",
             "array",
             "ignored files of which one side was kept, as in publish.notices; absent when there are none",
