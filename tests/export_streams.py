@@ -86,19 +86,19 @@ def made_by_digests(*entries: tuple[pax.Header, bytes], given: bool = False, **m
     """Return the stream in format 2: each file has its digest, unless the entries have digests, and the
     trailer's digest leaves out content.
     """
-    digest, told = hashlib.sha256(), list[tuple[pax.Header, bytes]]()
+    digest, sent = hashlib.sha256(), list[tuple[pax.Header, bytes]]()
     for header, data in entries:
         plain = header.type == pax.FILE and not header.kind and not given
-        told.append(
+        sent.append(
             (header._replace(sha256=hashlib.sha256(data).hexdigest().encode()) if plain else header, data)
         )
-        digest.update(pax.encode(told[-1][0]) + pax.padding(len(data)))
+        digest.update(pax.encode(sent[-1][0]) + pax.padding(len(data)))
     digest.update(pax.END)
     first, last = (
         {"format": 2, **more.pop("header", {})},
         {"sha256": digest.hexdigest(), **more.pop("trailer", {})},
     )
-    return made(*told, header=first, trailer=last, **more)
+    return made(*sent, header=first, trailer=last, **more)
 
 
 def journals() -> str:

@@ -125,14 +125,16 @@ async def perform(
 
 
 async def create(person: Client, image: str, workspace: Path, story: Story) -> str:
-    async def told(progress: float, total: float | None, message: str | None) -> None:
+    async def show_progress(progress: float, total: float | None, message: str | None) -> None:
         if message:
             story.say(
                 "", f"  {message if len(message) <= PROGRESS_WIDTH else message[: PROGRESS_WIDTH - 1] + '…'}"
             )
 
     asked = {"image": image, "workspace_root": str(workspace)}
-    result = await person.call_tool("create_sandbox", asked, read_timeout_seconds=120, progress_callback=told)
+    result = await person.call_tool(
+        "create_sandbox", asked, read_timeout_seconds=120, progress_callback=show_progress
+    )
     value = agents.structured("create_sandbox", result)
     story.say(
         "sandbox",

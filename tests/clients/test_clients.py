@@ -105,14 +105,14 @@ def spec(place: Place, name: str, transport: str) -> dict[str, Any]:
     }
 
 
-def observed(recipe: environments.Recipe, told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def observed(recipe: environments.Recipe, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Step -> what the client's program reported of it."""
     try:
         argv, more = environments.command(recipe)
     except environments.NotFetched as problem:
         pytest.fail(str(problem), pytrace=False)
     done = subprocess.run(
-        [*argv, json.dumps(told)],
+        [*argv, json.dumps(given)],
         env=environments.environment(more),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -129,10 +129,10 @@ def observed(recipe: environments.Recipe, told: dict[str, Any]) -> dict[str, dic
 @pytest.mark.parametrize("name", sorted(environments.recipes()))
 def test_a_client_makes_the_whole_tour(place: Place, name: str, transport: str) -> None:
     recipe = environments.recipes()[name]
-    told = spec(place, name, transport)
+    given = spec(place, name, transport)
     with watcher(place.env) as wire:
         before = {row["draft_id"] for row in use(wire, "list_drafts")["drafts"]}
-        seen = observed(recipe, told)
+        seen = observed(recipe, given)
         print(f"{name} over {transport}: {json.dumps(seen)[:6000]}")
         assert set(STEPS) <= seen.keys()
         assert seen["initialize"]["server"] in ("eos-mcp", None)

@@ -291,7 +291,7 @@ def docker(*words: str) -> str:
     return done.stdout.strip()
 
 
-def assert_told(error: dict[str, Any], reason: str, *names: str, kind: str = "internal_error") -> None:
+def assert_error(error: dict[str, Any], reason: str, *names: str, kind: str = "internal_error") -> None:
     """Check that an error has the reason, names the object in its text, and has a next step in the text or as
     a hint.
     """

@@ -50,7 +50,7 @@ def test_a_one_shot_with_such_a_tree_says_where_its_files_are_and_is_a_draft_onc
     session = ran["workspace_session_id"]
     folder = sandbox.store / "sessions" / session / "upper"
     assert str(folder) in ran["hint"]
-    for _ in range(2):  # told by the agent that saw it, and by the next one
+    for _ in range(2):  # reported by the agent that saw it, and by the next one
         error = sandbox.refused("exec_command", "--workspace-session-id", session, "true")
         assert (error["details"]["reason"], error["details"]["draft_pending"]) == ("session_lost", True)
         assert os.strerror(errno.ENAMETOOLONG) in error["message"]

@@ -94,7 +94,8 @@ async def findings(
 
 
 async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python: bool) -> dict[str, Any]:
-    """Another session of the sandbox, with a secret, files and servers; the place that attackers are told."""
+    """Another session of the sandbox, with a secret, files and servers; the place that attackers are
+    given."""
     said: dict[str, Any] = {}
     attacks.in_halves(said, "secret", f"secret-{os.urandom(8).hex()}")
     attacks.in_halves(said, "token_text", token)

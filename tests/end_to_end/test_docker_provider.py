@@ -266,7 +266,7 @@ def test_an_image_that_is_not_there_is_found_before_anything_is_copied(place: Pl
     assert not os.path.exists(f"{place.root}/bases")
 
 
-def test_an_agent_that_cannot_start_is_told_with_its_log_and_nothing_is_left(
+def test_an_agent_that_cannot_start_is_reported_with_its_log_and_nothing_is_left(
     place: Place, image: Image
 ) -> None:
     yaml = f"{place.root}/eos.yml"

@@ -14,7 +14,7 @@ import pytest
 
 from layerstack.kernel import syscalls
 from tests import in_namespace
-from tests.end_to_end.cli_user import Desk, Desks, assert_told, in_engine
+from tests.end_to_end.cli_user import Desk, Desks, assert_error, in_engine
 from tests.processes import kill
 from tests.users import Person
 
@@ -29,7 +29,7 @@ ORDINARY = pytest.param("ordinary", marks=pytest.mark.needs("uid"))
 def test_no_docker_names_the_engine_asked_for_and_local_sandboxes_work_on(desk: Desks) -> None:
     nowhere = "unix:///nonexistent/docker.sock"
     at = desk("root", DOCKER_HOST=nowhere)
-    assert_told(at.refused_create("busybox"), "docker_unreachable", nowhere, "DOCKER_HOST")
+    assert_error(at.refused_create("busybox"), "docker_unreachable", nowhere, "DOCKER_HOST")
     assert at.left_in_state() == [] and at.do("manager", "list_sandboxes") == {"sandboxes": []}
     sandbox = at.create("host")
     assert sandbox.shell("cat a.txt")["output"] == "base"
@@ -41,7 +41,7 @@ def test_an_image_that_the_engine_lacks_is_named_before_the_workspace_is_copied(
     person: Callable[[str], Person], short_dir: str, image: Callable[[str], str]
 ) -> None:
     at = Desk(person("root"), Path(short_dir) / "cache")
-    assert_told(
+    assert_error(
         at.refused_create("eos-test/nobody-made-this:1"), "image_not_found", "eos-test/nobody-made-this:1"
     )
     assert at.left_in_state() == [] and in_engine((at.state / "instance_id").read_text().strip()) == []
@@ -56,7 +56,7 @@ def test_an_image_without_a_shell_says_so_and_its_files_can_be_used(
     sandbox = at.create(image("empty"))
     sandbox.write("kept.txt", "kept\n")
     for words in ((), ("--workspace-session-id", sandbox.session())):
-        assert_told(
+        assert_error(
             sandbox.refused("exec_command", *words, "true"), "no_shell", "no shell", kind="operation_failed"
         )
     (session,) = sandbox.do("list_workspace_sessions")["sessions"]
@@ -124,15 +124,15 @@ def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(
 
     enter = limit_of_zero if errno_name == "ENOSPC" else changed_root
     error, left, listed = _refused_inside(at, enter, becomes=uid)
-    assert_told(error, "userns_forbidden", "user namespaces", "max_user_namespaces")
+    assert_error(error, "userns_forbidden", "user namespaces", "max_user_namespaces")
     assert error["details"]["errno"] == errno_name
     assert left == [] and listed == {"sandboxes": []}
 
 
-def test_root_without_the_right_to_mount_is_told_which_capability_is_missing(desk: Desks) -> None:
+def test_root_without_the_right_to_mount_learns_which_capability_is_missing(desk: Desks) -> None:
     at = desk("root")
     error, left, listed = _refused_inside(at, lambda: syscalls.prctl(syscalls.PR_CAPBSET_DROP, 21))
-    assert_told(error, "mountns_forbidden", "CAP_SYS_ADMIN")
+    assert_error(error, "mountns_forbidden", "CAP_SYS_ADMIN")
     assert left == [] and listed == {"sandboxes": []}
 
 
@@ -158,7 +158,7 @@ def test_a_store_on_an_overlay_is_refused_with_the_variable_that_moves_it(
             os.chown(at.state, at.person.uid, at.person.uid)
 
     error, left, listed = _refused_inside(at, enter)
-    assert_told(error, "store_on_overlay", str(at.state), "EOS_STATE_DIR")
+    assert_error(error, "store_on_overlay", str(at.state), "EOS_STATE_DIR")
     assert left == [] and listed == {"sandboxes": []}
 
 
@@ -172,7 +172,7 @@ def test_a_file_system_that_overlayfs_cannot_write_to_is_named(desk: Desks) -> N
         (at.state / ".probe-1-left-by-a-killed-gateway" / "work" / "work").mkdir(parents=True)
 
     error, left, listed = _refused_inside(at, enter)
-    assert_told(error, "overlay_unsupported", str(at.state), "ramfs", "EOS_STATE_DIR")
+    assert_error(error, "overlay_unsupported", str(at.state), "ramfs", "EOS_STATE_DIR")
     assert left == [] and listed == {"sandboxes": []}
 
 
@@ -183,15 +183,15 @@ def test_a_file_system_that_overlayfs_cannot_write_to_is_named(desk: Desks) -> N
 def test_a_workspace_that_is_missing_or_is_no_directory_is_named(desk: Desks, who: str) -> None:
     at = desk(who)
     for path in (at.person.home / "nowhere", at.give("plain", "text")):
-        assert_told(at.refused_create("host", path), "workspace_missing", str(path), kind="invalid_request")
-    assert_told(
+        assert_error(at.refused_create("host", path), "workspace_missing", str(path), kind="invalid_request")
+    assert_error(
         at.refused_create(f"rootfs:{at.person.home}/nowhere"),
         "image_not_found",
         f"{at.person.home}/nowhere",
         kind="invalid_request",
     )
     without = at.give("tree/etc/hostname", "x").parent.parent
-    assert_told(
+    assert_error(
         at.refused_create(f"rootfs:{without}"), "no_shell", str(without), "/bin/sh", kind="invalid_request"
     )
     assert at.left_in_state() == [] and at.do("manager", "list_sandboxes") == {"sandboxes": []}
@@ -209,7 +209,7 @@ def test_what_an_ordinary_user_may_not_read_of_a_workspace_is_named_and_no_copy_
     os.chmod(workspace / closed, 0)
     error = at.refused_create("host", workspace)
     os.chmod(workspace / closed, 0o755)
-    assert_told(error, "workspace_unreadable", str(workspace / closed), kind="operation_failed")
+    assert_error(error, "workspace_unreadable", str(workspace / closed), kind="operation_failed")
     assert at.left_in_state() == [] and at.do("manager", "list_sandboxes") == {"sandboxes": []}
     bases = Path(short_dir) / "eos" / "bases"
     assert (
@@ -257,7 +257,7 @@ def test_a_wrong_token_is_refused_by_every_program_and_changes_nothing(desk: Des
         ("observability", "snapshot"),
     ):
         error = at.refused(program, *words, env=wrong)
-        assert_told(error, "bad_token", "token", kind="unauthorized")
+        assert_error(error, "bad_token", "token", kind="unauthorized")
         assert "not-the-token" not in str(error)
     assert sandbox.read("kept.txt") == "kept"
     sandbox.destroy()
@@ -280,7 +280,7 @@ def test_a_killed_runner_is_a_lost_session_whose_draft_holds_its_work(
     for one in (session, empty):
         kill(sandbox.runner(one))
     error = sandbox.refused("exec_command", "--workspace-session-id", session, "true")
-    assert_told(error, "session_lost", session, error["details"]["draft_id"], kind="operation_failed")
+    assert_error(error, "session_lost", session, error["details"]["draft_id"], kind="operation_failed")
     nothing = sandbox.refused("exec_command", "--workspace-session-id", empty, "true")
     assert (nothing["details"]["reason"], nothing["details"]["draft_id"]) == ("session_lost", None)
     opened = sandbox.session("--draft-id", error["details"]["draft_id"])

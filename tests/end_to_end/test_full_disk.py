@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told
+from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_error
 from tests.end_to_end.small_disk import fill, names_in_store, on_a_small_disk
 from tests.eos_mcp import programs
 from tests.processes import kill
@@ -39,8 +39,8 @@ def test_a_disk_that_is_full_while_publishing_loses_nothing_and_the_same_call_wo
         before = names_in_store(sandbox)
         filler = fill(at)
         error = sandbox.refused("publish_workspace_session", "--workspace-session-id", session)
-        assert_told(error, "disk_full", kind="operation_failed")
-        assert_told(
+        assert_error(error, "disk_full", kind="operation_failed")
+        assert_error(
             sandbox.refused("file_write", "--path", "other.txt", "--content", "x"),
             "disk_full",
             kind="operation_failed",
@@ -78,8 +78,8 @@ def test_a_one_shot_on_a_full_disk_publishes_nothing_by_half_and_its_work_is_the
             "wait_command", "--command-session-id", running["command_session_id"], "--timeout-ms", "30000"
         )
         assert ended["status"] == "ok" and ended.get("publish", {}).get("published") is not True
-        told = ended.get("publish_rejection", {}).get("error") or ended["finalization_error"]
-        assert told["details"]["reason"] == "disk_full", ended
+        failure = ended.get("publish_rejection", {}).get("error") or ended["finalization_error"]
+        assert failure["details"]["reason"] == "disk_full", ended
         assert (
             sandbox.read("kept.txt") == "kept"
             and sandbox.refused("file_read", "--path", "mine.txt")["kind"] == "not_found"

@@ -197,7 +197,7 @@ def test_the_oldest_transport_lists_and_calls(client: Client) -> None:
 
 
 @pytest.mark.parametrize("target", ["stdio"], indirect=True)
-def test_a_tool_error_is_told_as_one_with_its_envelope(client: Client) -> None:
+def test_a_tool_error_is_reported_as_one_with_its_envelope(client: Client) -> None:
     words = ("--tool-name", "file_list", "--tool-args-json", '{"sandbox_id":"eos-nothing"}')
     done = client.run("--method", "tools/call", *words)
     assert done.returncode == 5, done.stdout + done.stderr

@@ -248,14 +248,14 @@ def test_a_container_takes_as_many_sessions_as_it_has_memory_for_and_a_command_r
     sandbox = who.create(image("debian"))
     assert isinstance(sandbox, Container)
     made, refusal = crowd(sandbox, 200)
-    told = refusal["details"]
-    assert (refusal["kind"], told["reason"], told["limit"], told["sessions"]) == (
+    details = refusal["details"]
+    assert (refusal["kind"], details["reason"], details["limit"], details["sessions"]) == (
         "server_busy",
         "sandbox_full",
         "memory",
         len(made),
     )
-    assert len(made) >= 5 and told["free_bytes"] < told["needed_bytes"] < told["value"] <= 64 * MIB
+    assert len(made) >= 5 and details["free_bytes"] < details["needed_bytes"] < details["value"] <= 64 * MIB
     direct = Direct(sandbox)
     for session in made[: len(made) // 2]:
         direct.do("destroy_workspace_session", workspace_session_id=session)

@@ -177,7 +177,7 @@ def test_a_wrong_daemon_document_names_its_key_leaves_no_record_and_can_be_mende
     assert user.leftovers() == {}
 
 
-def test_an_agent_that_refuses_its_settings_is_told_with_its_log_and_leaves_nothing(user: User) -> None:
+def test_an_agent_that_refuses_its_settings_is_reported_with_its_log_and_leaves_nothing(user: User) -> None:
     yaml = f"{user.place.root}/eos.yml"
     with open(yaml, "w") as file:
         file.write("runtime: {layerstack: {reserved_names: reference}}")

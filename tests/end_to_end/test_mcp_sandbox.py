@@ -185,7 +185,7 @@ def test_a_client_that_dies_during_a_call_leaves_the_command_to_be_found(place: 
             assert not use(other, "destroy_workspace_session", workspace_session_id=session).is_error
 
 
-def test_a_conflict_is_told_in_the_text_with_lines_and_author_and_the_way_out_works(place: Place) -> None:
+def test_a_conflict_is_reported_in_the_text_with_lines_and_author_and_the_way_out_works(place: Place) -> None:
     with place.server() as wire:
         sessions = {
             name: use(wire, "create_workspace_session", agent=name).structure["workspace_session_id"]

@@ -16,7 +16,7 @@ import pytest
 
 from tests import users
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told
+from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_error
 from tests.end_to_end.small_disk import fill, names_in_store, on_a_small_disk
 from tests.users import Person
 
@@ -107,7 +107,7 @@ def test_a_workspace_around_the_state_or_inside_it_is_refused_at_once(sandbox: S
         at.state / "sandboxes" / sandbox.id,
         Path(at.env["XDG_CACHE_HOME"]),
     ):
-        assert_told(
+        assert_error(
             at.refused_create("host", workspace), "workspace_holds_own_directory", kind="invalid_request"
         )
     assert [record["id"] for record in at.do("manager", "list_sandboxes")["sandboxes"]] == [sandbox.id]
@@ -178,7 +178,7 @@ def test_names_that_differ_in_case_or_composition_stay_apart_in_stack_directory_
         }
 
 
-def test_a_file_that_one_session_writes_and_another_removes_is_seen_by_neither_and_told_to_the_second(
+def test_a_file_that_one_session_writes_and_another_removes_is_seen_by_neither_and_reported_to_the_second(
     sandbox: Sandbox,
 ) -> None:
     sandbox.write("p2", "base\n")
@@ -264,7 +264,7 @@ def test_a_squash_and_an_export_beside_a_full_disk_say_what_happened_and_work_af
         before = names_in_store(sandbox)
         filler = fill(at)
         error = at.refused("manager", "squash_layerstacks", "--sandbox-id", sandbox.id)
-        assert_told(error, "disk_full", kind="operation_failed")
+        assert_error(error, "disk_full", kind="operation_failed")
         assert names_in_store(sandbox) == before
         out = at.give("out/kept", "kept\n").parent
         words = ("export_changes", "--sandbox-id", sandbox.id, "--dest", str(out))

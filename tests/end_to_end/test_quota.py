@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("overlay")
 QUOTA = "runtime: {layerstack: {quota_bytes: 1500, quota_layers: 3}}\n"
 
 
-def told(sandbox: Sandbox) -> dict[str, Any]:
+def quota_of(sandbox: Sandbox) -> dict[str, Any]:
     """The quota as the sandbox's own figures show it, which is the same in both views."""
     desk = sandbox.desk
     quota = desk.do("observability", "layerstack", "--sandbox-id", sandbox.id)["quota"]
@@ -57,7 +57,7 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
             **record,
             "sessions": unsupported,
         }
-        found = told(sandbox)
+        found = quota_of(sandbox)
         assert found.pop("sessions").startswith(unsupported + "; this ")
         assert found == {**record, "used_bytes": 0, "used_layers": 0}
 
@@ -96,11 +96,11 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
             "publish_error",
         )
         assert ran["publish_rejection"]["error"]["details"]["reason"] == "quota_bytes"
-        assert layers(sandbox) == before and told(sandbox)["used_bytes"] == 600
+        assert layers(sandbox) == before and quota_of(sandbox)["used_bytes"] == 600
 
         sandbox.shell("truncate -s 400 mine", session)
         sandbox.do("publish_workspace_session", "--workspace-session-id", session)
-        assert told(sandbox)["used_bytes"] == 1000
+        assert quota_of(sandbox)["used_bytes"] == 1000
         removed = sandbox.shell("rm kept")  # takes no bytes
         assert removed["publish"]["published"], removed
         draft = sandbox.session("--draft-id", ran["draft_id"])
@@ -110,9 +110,9 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
         assert refusal(sandbox.refused("rollback_to", "--version", "2"))[1] == "quota_layers"
         desk.do("manager", "squash_layerstacks", "--sandbox-id", sandbox.id)
         sandbox.do("publish_workspace_session", "--workspace-session-id", draft)
-        assert told(sandbox)["used_bytes"] == 600 + 400 + 450  # the draft stood on the first
+        assert quota_of(sandbox)["used_bytes"] == 600 + 400 + 450  # the draft stood on the first
         desk.do("manager", "squash_layerstacks", "--sandbox-id", sandbox.id)
-        assert (told(sandbox)["used_bytes"], told(sandbox)["used_layers"]) == (400 + 450, 1)
+        assert (quota_of(sandbox)["used_bytes"], quota_of(sandbox)["used_layers"]) == (400 + 450, 1)
         assert sandbox.do("list_drafts")["drafts"] == []
     finally:
         sandbox.destroy()

@@ -238,9 +238,9 @@ def test_the_agents_token_is_nowhere_in_a_session_nor_behind_a_link_that_was_pub
         finally:
             await host.do("destroy_sandbox", sandbox_id=sandbox_id)
 
-    held, out, told = place.play(scenario)
+    held, out, leaking = place.play(scenario)
     assert held.split(), "nobody has the token in a file; this test proves nothing"
-    assert told == []
+    assert leaking == []
     assert out == ["/tmp/found"] * 2
 
 

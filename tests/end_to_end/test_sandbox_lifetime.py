@@ -106,7 +106,7 @@ def test_a_command_whose_container_is_killed_from_outside_is_answered_and_the_sa
 
 
 @IN_DOCKER
-def test_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_that_is_gone(
+def test_a_command_whose_agent_is_killed_in_its_container_learns_that_only_that_is_gone(
     container: Container,
 ) -> None:
     call = running(container, "sleep 60")
@@ -120,7 +120,7 @@ def test_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_that
     assert container.shell("echo fine")["output"] == "fine"
 
 
-def test_a_command_whose_runner_is_killed_is_told_where_its_work_is(shared_desk: Desks) -> None:
+def test_a_command_whose_runner_is_killed_learns_where_its_work_is(shared_desk: Desks) -> None:
     sandbox = shared_desk("root").create("host")
     session = sandbox.session()
     call = running(sandbox, "echo mine > mine; sleep 60", "--workspace-session-id", session)
@@ -424,7 +424,7 @@ def test_a_process_that_left_its_group_and_ignores_signals_ends_with_the_session
     assert living(members) == []
 
 
-def test_a_sandbox_is_destroyed_under_a_running_command_whose_caller_is_told(sandbox: Sandbox) -> None:
+def test_a_sandbox_is_destroyed_under_a_running_command_whose_caller_gets_an_error(sandbox: Sandbox) -> None:
     other = sandbox.desk.create("host")
     session = other.session()
     waiting = started(

@@ -16,7 +16,7 @@ import pytest
 from layerstack.kernel import syscalls
 from tests import in_namespace
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told, docker
+from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_error, docker
 from tests.end_to_end.places import DOCKER, ORDINARY_IN_A_SOAK, ROOT, in_places
 from tests.layerstack.power_cut import run
 from tests.processes import kill
@@ -262,7 +262,7 @@ def test_a_full_disk_takes_no_session_and_when_it_is_freed_all_come_back_without
         agent = sandbox.agent()
         filler = fill(at)
         error = sandbox.refused("publish_workspace_session", "--workspace-session-id", alive)
-        assert_told(error, "disk_full", kind="operation_failed")
+        assert_error(error, "disk_full", kind="operation_failed")
         assert error["details"]["session_retained"] is True
         assert sandbox.read("alive.txt", alive) == "alive", "the session goes on"
         kill(sandbox.runner(lost))
@@ -315,7 +315,7 @@ def test_a_full_disk_takes_no_session_and_when_it_is_freed_all_come_back_without
 
 
 @pytest.mark.needs("loopfs")
-def test_a_dead_agent_on_a_full_disk_is_told_as_a_full_disk_with_its_path_and_all_is_there_when_it_is_freed(
+def test_a_dead_agent_on_a_full_disk_is_reported_with_the_path_and_all_is_there_when_it_is_freed(
     desk: Desks,
 ) -> None:
     def body(at: Desk) -> None:
@@ -329,13 +329,13 @@ def test_a_dead_agent_on_a_full_disk_is_told_as_a_full_disk_with_its_path_and_al
         filler = fill(at)
         for op in ("file_read", "file_stat"):
             error = sandbox.refused(op, "--path", "kept.txt")
-            assert_told(error, "disk_full")
+            assert_error(error, "disk_full")
             assert error["details"]["path"].startswith(str(at.state)) and isinstance(
                 error["details"]["free_bytes"], int
             )
             assert str(error["details"]["free_bytes"]) in error["message"]
         error = at.refused("manager", "start_sandbox", "--sandbox-id", sandbox.id)
-        assert_told(error, "disk_full")
+        assert_error(error, "disk_full")
         filler.unlink()
         assert sandbox.read("kept.txt") == "kept"
         (draft,) = sandbox.do("list_drafts")["drafts"]

@@ -1,5 +1,5 @@
-"""Databases and repositories that two sessions changed, through the programs: what is told, and that what is
-advised loses nothing.
+"""Databases and repositories that two sessions changed, through the programs: what is reported, and that
+what is advised loses nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def publish(sandbox: Sandbox, session: str) -> None:
 
 def the_conflict(sandbox: Sandbox, session: str) -> dict[str, Any]:
     """The only one, as each way tells it that is open to a session."""
-    told = sandbox.do("preview_publish", "--workspace-session-id", session)["conflicts"]
+    conflicts = sandbox.do("preview_publish", "--workspace-session-id", session)["conflicts"]
     for operation in ("rebase_workspace_session", "publish_workspace_session"):
         error = sandbox.refused(operation, "--workspace-session-id", session)
-        assert error["details"]["publish_rejection"]["conflicts"] == told and len(told) == 1
-    assert told[0]["class"] == "unit"
-    return dict(told[0])
+        assert error["details"]["publish_rejection"]["conflicts"] == conflicts and len(conflicts) == 1
+    assert conflicts[0]["class"] == "unit"
+    return dict(conflicts[0])
 
 
 @in_places(ROOT, ORDINARY_IN_A_SOAK, DEBIAN)

@@ -205,10 +205,10 @@ static void run(char *line) {
         _exit(write(ends[1], answer, sizeof answer) < 0);
     }
     close(ends[1]);
-    int told = read(ends[0], answer, sizeof answer) == sizeof answer;
+    int received = read(ends[0], answer, sizeof answer) == sizeof answer;
     close(ends[0]);
     waitpid(pid, &status, 0);
-    if (!told) printf("%s\tdied %d\n", word[0], WTERMSIG(status));
+    if (!received) printf("%s\tdied %d\n", word[0], WTERMSIG(status));
     else if (answer[0]) printf("%s\tE%d\n", word[0], answer[0]);
     else printf("%s\tok\n", word[0]);
     fflush(stdout);

@@ -137,7 +137,7 @@ def _caller(to: int, back: int) -> Callable[..., Any]:
 
 
 def _live(orders: int, answers: int) -> None:
-    """The life of a member: it carries out what it is told by name."""
+    """The life of a member: it carries out orders by name."""
     code = 1
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -194,7 +194,7 @@ def test_a_cancel_ends_daemons_that_burn_processor_time_and_so_does_the_end_of_t
         "signal_command", command_session_id=command["command_session_id"], signal="USR1"
     )  # ends the leader alone
     agent.call("wait_command", command_session_id=command["command_session_id"])
-    assert processes_of(agent, session).count("python3") == 3  # left behind, as told
+    assert processes_of(agent, session).count("python3") == 3  # left behind, as reported
     again = agent.run("exec python3 daemons.py", session, tty=False, yield_time_ms=0)
     waited(agent, again, "started")
     done = cancel(agent, again)
@@ -265,7 +265,7 @@ def test_a_fork_bomb_and_a_memory_hog_in_one_session_stop_nobody_else(limited: C
     assert agent.run("echo fine", good, tty=False)["output"].strip() == "fine"
 
 
-def test_a_process_that_memory_ran_out_for_is_told_of_and_nothing_else_of_the_session_dies(
+def test_a_process_that_memory_ran_out_for_is_reported_and_nothing_else_of_the_session_dies(
     limited: Callable[..., Agent],
 ) -> None:
     agent = limited()

@@ -636,9 +636,9 @@ def test_a_request_that_is_cancelled_while_its_command_starts_publishes_nothing(
 @pytest.mark.needs("root")
 def test_a_command_runs_as_a_user_of_the_session_by_name_or_number(here: In) -> None:
     by_name = here.run("id -un; id -u; id -G; echo $USER $HOME", user="nobody")
-    name, uid, groups, told = by_name["output"].split("\n")
+    name, uid, groups, variables = by_name["output"].split("\n")
     home = here.run("grep ^nobody: /etc/passwd | cut -d: -f6")["output"]
-    assert (name, told) == ("nobody", f"nobody {home}") and groups.isdigit()
+    assert (name, variables) == ("nobody", f"nobody {home}") and groups.isdigit()
     assert here.run("id -u; tty >/dev/null && echo x > /dev/tty", user=uid)["output"] == f"{uid}\nx"
     assert (
         here.run("id -u; echo $HOME", user="54321", env=["HOME=/elsewhere"])["output"] == "54321\n/elsewhere"

@@ -88,14 +88,14 @@ def test_what_it_raises_in_its_first_step_or_later_is_the_task_s() -> None:
             in_callback(functools.partial(call, waits))
 
 
-def test_cancelled_before_the_loop_turned_it_is_told_where_it_waits() -> None:
+def test_cancelled_before_the_loop_turned_it_learns_where_it_waits() -> None:
     seen: list[str] = []
 
     async def work() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            seen.append("told")
+            seen.append("raised")
             raise
 
     def call(loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
@@ -105,7 +105,7 @@ def test_cancelled_before_the_loop_turned_it_is_told_where_it_waits() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         in_callback(call)
-    assert seen == ["told"]
+    assert seen == ["raised"]
 
 
 def test_it_has_a_context_of_its_own_in_all_of_its_steps() -> None:

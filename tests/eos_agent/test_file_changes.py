@@ -81,7 +81,7 @@ def test_a_stat_tells_of_the_entry_itself(tree: Tree) -> None:
     assert tree.refused(lambda: tree.do("stat", path="link/x")) == ("invalid_request", "not_a_file")
 
 
-def test_a_delete_takes_files_links_and_empty_directories_and_more_only_when_told(tree: Tree) -> None:
+def test_a_delete_takes_files_links_and_empty_directories_and_more_only_when_asked(tree: Tree) -> None:
     for path in ("f", "d/sub/g", "d/h", "keep"):
         tree.put(path)
     os.symlink("keep", tree.at("link"))
@@ -120,7 +120,7 @@ def test_a_move_keeps_the_inode_and_makes_parents(tree: Tree) -> None:
     assert os.listdir(os.fsencode(tree.root)).count(b"caf\xe9") == 1
 
 
-def test_a_move_onto_something_follows_rename_and_only_when_told(tree: Tree) -> None:
+def test_a_move_onto_something_follows_rename_and_only_when_asked(tree: Tree) -> None:
     tree.put("f", b"new")
     tree.put("g", b"old")
     tree.put("full/x")
@@ -448,7 +448,9 @@ def test_moved_directories_of_the_base_and_of_layers_merge_and_hide_as_before(ag
 
 
 @pytest.mark.needs("overlay")
-def test_a_session_that_changed_what_the_head_deleted_or_moved_is_told_at_its_publish(agent: Agent) -> None:
+def test_a_session_that_changed_what_the_head_deleted_or_moved_is_rejected_at_its_publish(
+    agent: Agent,
+) -> None:
     session = agent.session()
     agent.run("echo eight >> src/app.py", session)
     move(agent, "src", "lib")

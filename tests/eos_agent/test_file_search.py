@@ -267,7 +267,7 @@ def test_an_expression_that_wants_all_memory_is_an_error_that_names_the_line(tre
     assert (error["details"]["reason"], error["details"]["line"]) == ("search_too_large", 1)
 
 
-def test_a_search_that_has_to_be_killed_answers_with_what_it_had_told(tree: Tree) -> None:
+def test_a_search_that_has_to_be_killed_answers_with_what_it_had_found(tree: Tree) -> None:
     """`re` takes a run over a whole line for one step, and looks for no signal in it."""
     tree.put("long", "ab" * 2_000_000 + "\n")
     error = tree.refused("(?:a|b)*c", regex=True, limit_s=0.2, kill_s=0.4)
@@ -282,7 +282,7 @@ def test_a_search_that_has_to_be_killed_answers_with_what_it_had_told(tree: Tree
     assert (page["stopped"], place_of(page["next"])) == ("time", Place("long", 0, 1))
 
 
-def test_a_child_that_does_not_come_to_its_end_is_killed_and_one_that_was_killed_is_told_apart() -> None:
+def test_a_child_that_does_not_come_to_its_end_is_killed_and_one_that_was_killed_is_distinguished() -> None:
     def never(_tell: Tell) -> dict[str, Any]:
         while True:
             select.select([], [], [])

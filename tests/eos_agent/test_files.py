@@ -119,7 +119,7 @@ def test_a_write_creates_parents_and_leaves_no_passing_name(tree: Tree) -> None:
     assert os.listdir(tree.at("a/b")) == ["c.txt"]
 
 
-def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_from_a_file_that_somebody_wrote(
+def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_not_taken_for_a_file_of_the_user(
     tree: Tree,
 ) -> None:
     """The child dies at the rename: capturing leaves out what it leaves."""

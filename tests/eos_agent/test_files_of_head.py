@@ -38,7 +38,7 @@ def test_a_read_answers_the_contracts_object(shared_agent: Agent) -> None:
         )  # type: ignore[misc]
 
 
-def test_what_is_not_there_or_no_regular_file_is_told_apart(agent: Agent) -> None:
+def test_what_is_not_there_or_no_regular_file_is_distinguished(agent: Agent) -> None:
     agent.run("ln -s src/app.py link; ln -s src dirlink; mkdir empty")
     missing = refused(lambda: agent.read("none/such"))
     assert (missing.kind, missing.details["path"], missing.reason) == (

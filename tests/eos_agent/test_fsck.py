@@ -44,7 +44,7 @@ def test_a_check_in_pages_looks_at_everything_once(agent: Agent) -> None:
     )
 
 
-def test_a_name_that_is_no_text_is_told_with_its_bytes() -> None:
+def test_a_name_that_is_no_text_is_reported_with_its_bytes() -> None:
     from layerstack.fsck.check import Damage
 
     said = check_store.damage_json(Damage("layers/L/" + os.fsdecode(b"\xff"), "w", "h"))

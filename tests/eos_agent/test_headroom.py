@@ -52,18 +52,20 @@ def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that
     agent = limited({"memory_max_bytes": SMALL})
     made, full = fill(agent)
     assert (full.kind, full.reason) == ("server_busy", "sandbox_full") and len(made) >= 2
-    told = full.details
-    assert (told["limit"], told["value"], told["sessions"]) == ("memory", SMALL, len(made)) and told[
-        "retryable"
-    ] is True
+    details = full.details
+    assert (details["limit"], details["value"], details["sessions"]) == (
+        "memory",
+        SMALL,
+        len(made),
+    ) and details["retryable"] is True
     assert (
-        told["needed_bytes"] > headroom.SESSION_BYTES
-        and 0 <= told["free_bytes"] < told["needed_bytes"] < told["value"]
+        details["needed_bytes"] > headroom.SESSION_BYTES
+        and 0 <= details["free_bytes"] < details["needed_bytes"] < details["value"]
     )
     assert (
-        str(told["needed_bytes"]) in full.message
-        and str(told["free_bytes"]) in full.message
-        and "publish_workspace_session" in told["hint"]
+        str(details["needed_bytes"]) in full.message
+        and str(details["free_bytes"]) in full.message
+        and "publish_workspace_session" in details["hint"]
     )
     assert (
         refused(lambda: agent.run("true")).reason == "sandbox_full"
@@ -93,14 +95,14 @@ def test_what_the_kernel_can_take_back_is_no_reason_to_refuse(limited: Starter) 
 def test_sessions_are_refused_while_others_have_all_processes(limited: Starter) -> None:
     agent = limited({"pids_max": 20})
     made, full = fill(agent)
-    told = full.details
-    assert (full.reason, told["limit"], told["value"], told["sessions"]) == (
+    details = full.details
+    assert (full.reason, details["limit"], details["value"], details["sessions"]) == (
         "sandbox_full",
         "pids",
         20,
         len(made),
     )
-    assert told["free_processes"] < told["needed_processes"] and 5 <= len(made) < 20
+    assert details["free_processes"] < details["needed_processes"] and 5 <= len(made) < 20
     assert agent.run("echo fine", made[0])["output"].strip() == "fine"
 
 

@@ -195,7 +195,7 @@ def test_a_pin_outlives_the_agent_and_counts_as_no_session(agent: Agent) -> None
     assert agent.call("unpin_version", version=1)["was_pinned"] is False
 
 
-def test_a_draft_is_carried_over_to_the_head_or_every_conflict_is_told(agent: Agent) -> None:
+def test_a_draft_is_carried_over_to_the_head_or_every_conflict_is_reported(agent: Agent) -> None:
     draft = rejected_draft(agent)
     error = refused(lambda: agent.session(draft_id=draft, draft_base="head"))
     assert (error.kind, error.reason) == ("operation_failed", "source_conflict")

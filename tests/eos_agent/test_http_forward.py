@@ -356,7 +356,7 @@ def test_answers_without_a_body_and_those_that_end_with_the_connection_end(
     assert asyncio.run(case()) == shown
 
 
-def test_a_client_that_waits_for_100_continue_is_told_so_when_the_server_is_there(short_dir: str) -> None:
+def test_a_client_that_waits_for_100_continue_gets_it_when_the_server_is_there(short_dir: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"Expect" not in head and await reader.readexactly(4) == b"body"
@@ -755,7 +755,7 @@ def test_forwarded_requests_have_a_limit_of_their_own_and_a_draining_agent_takes
     asyncio.run(case())
 
 
-def test_slow_clients_are_told_so(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_clients_get_an_error(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "READ_TIMEOUT_S", 0.1)
     monkeypatch.setattr(exchange, "BODY_STALL_S", 0.1)
 
@@ -985,7 +985,7 @@ def test_nothing_is_forwarded_to_any_port_of_the_agent(shared_agent: Agent) -> N
 
 
 @pytest.mark.needs("overlay")
-def test_sessions_that_cannot_be_reached_are_told_apart(shared_agent: Agent) -> None:
+def test_sessions_that_cannot_be_reached_are_distinguished(shared_agent: Agent) -> None:
     web_side, session = Http(shared_agent), shared_agent.session()
     shown = web_side.ask(f"/forward/isolated={session}/8000/")
     assert (status(shown), reason(shown)) == (403, "no_address")

@@ -86,7 +86,7 @@ def test_expressions_of_every_kind_are_searched_for(masked: Agent, session: str,
         ("file_list", {"path": "none"}, "file_not_found"),
     ],
 )
-def test_refusals_are_told_as_elsewhere(
+def test_refusals_are_reported_as_elsewhere(
     masked: Agent, session: str, op: str, args: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(Failed) as caught:

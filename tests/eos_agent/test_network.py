@@ -111,8 +111,8 @@ for address in set({seen!r}) - {{own()}}:
                 heard.append(await loop.sock_recv(sock, 100))
         return seen, [live.init.address for live in lives], heard, own, tried
 
-    seen, told, heard, own, tried = in_box(scenario, namespace=namespace)
-    assert seen == told == ["10.244.0.2", "10.244.0.3", "10.244.0.4"]
+    seen, recorded, heard, own, tried = in_box(scenario, namespace=namespace)
+    assert seen == recorded == ["10.244.0.2", "10.244.0.3", "10.244.0.4"]
     assert own == ["red red True", "green green True", "blue blue True"] and heard == [
         b"red",
         b"green",

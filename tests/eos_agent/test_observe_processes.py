@@ -281,7 +281,7 @@ def test_a_session_that_was_not_sampled_yet_has_one_point_of_now(start_agent: St
 
 
 @needs_overlay
-def test_what_a_layer_lists_is_told_by_kind_and_page(agent: Agent) -> None:
+def test_what_a_layer_lists_is_reported_by_kind_and_page(agent: Agent) -> None:
     agent.run(
         "rm README.md; ln -s x link; mkdir new; echo 1 > new/f; rm -r src; mkdir src; echo 2 > src/other"
     )
@@ -408,12 +408,14 @@ def settings(folder: Path, **config: Any) -> Settings:
 
 def test_diagnostics_tell_what_lasts_once_and_then_are_quiet_for_a_while(tmp_path: Path) -> None:
     (tmp_path / "observability").mkdir()
-    told = SelfDiagnostics(settings(tmp_path, diagnostics={"sustained_window_ms": 1000, "cooldown_ms": 5000}))
+    diagnostics = SelfDiagnostics(
+        settings(tmp_path, diagnostics={"sustained_window_ms": 1000, "cooldown_ms": 5000})
+    )
     path = tmp_path / "observability" / "daemon-diagnostic.json"
 
     def look(ts: int, cpu_us: int, memory: int = 50 << 20) -> dict[str, Any]:
-        told.look(ts, cpu_us=cpu_us, memory_bytes=memory, unreaped=0, about=lambda: {"pid": 7})
-        return told.to_json()
+        diagnostics.look(ts, cpu_us=cpu_us, memory_bytes=memory, unreaped=0, about=lambda: {"pid": 7})
+        return diagnostics.to_json()
 
     look(0, 0)
     assert look(1000, 500_000)["active_window"] == {

@@ -98,11 +98,13 @@ def test_a_one_shot_command_shows_where_its_time_went(shared_agent: Agent) -> No
 
 
 def test_the_page_of_events_names_each_that_the_agent_may_write() -> None:
-    (told,) = [a.help for o in OBSERVABILITY if o.name == "events" for a in o.arguments if a.name == "name"]
+    (expected,) = [
+        a.help for o in OBSERVABILITY if o.name == "events" for a in o.arguments if a.name == "name"
+    ]
     sources = [path.read_text() for path in Path(eos_agent.__file__).parent.rglob("*.py")]
     written = {name for text in sources for name in re.findall(r"telemetry\.event\(\s*\"([\w.]+)\"", text)}
     assert "workspace_session.finalize.publish_failed" in written
-    names = set(told.partition(": ")[2].removesuffix(".").split(", "))
+    names = set(expected.partition(": ")[2].removesuffix(".").split(", "))
     assert written <= names and {"lease.acquired", "layerstack.autosquash.failed"} <= names
 
 
@@ -321,7 +323,7 @@ def test_a_hostile_request_id_has_a_trace_of_its_own(shared_agent: Agent, reques
     assert len(trace_id(request_id)) <= 200
 
 
-def test_what_was_lost_is_told_by_health_and_snapshot(start_agent: Start) -> None:
+def test_what_was_lost_is_reported_by_health_and_snapshot(start_agent: Start) -> None:
     agent = start_agent(observability={"max_line_bytes": 256})
     for request_id, kept in (("a", ["daemon.dispatch"]), ("b" * 199, [])):
         agent.call("list_drafts", request_id=request_id)
@@ -331,11 +333,11 @@ def test_what_was_lost_is_told_by_health_and_snapshot(start_agent: Start) -> Non
     with open(agent.settings["endpoint_path"]) as file:
         host, port = json.load(file)["http"]
     alive = {"status": "ok", "service": "daemon_http"}
-    for headers, told in (({}, alive), ({"X-Eos-Token": TOKEN}, {**alive, "observability": lost})):
+    for headers, expected in (({}, alive), ({"X-Eos-Token": TOKEN}, {**alive, "observability": lost})):
         with urllib.request.urlopen(
             urllib.request.Request(f"http://{host}:{port}/health", headers=headers), timeout=30
         ) as answer:
-            assert json.load(answer) == told
+            assert json.load(answer) == expected
 
 
 def test_a_killed_agent_goes_on_in_the_same_files(start_agent: Start) -> None:

@@ -106,10 +106,10 @@ def test_long_lines_without_a_token_share_a_bounded_memory(
             peers = [await asyncio.open_connection(host, port) for _ in range(8)]
             for _, writer in peers:
                 writer.write(b'{"op":"' + b"x" * (1 << 20))  # each waits for its newline
-            told = [asyncio.ensure_future(reader.readline()) for reader, _ in peers]
-            done, _ = await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+            answers = [asyncio.ensure_future(reader.readline()) for reader, _ in peers]
+            done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
             assert {json.loads(answer.result())["error"]["kind"] for answer in done} == {"server_busy"}
-            for task in told:
+            for task in answers:
                 task.cancel()
             for _, writer in peers:
                 writer.close()
@@ -176,7 +176,7 @@ def test_a_process_of_the_sandbox_needs_the_token_from_whatever_address_it_comes
         b"GET /health HTTP/1.1\r\n folded\r\n\r\n",
     ],
 )
-def test_a_request_that_is_no_http_of_ours_is_told_so(short_dir: str, raw: bytes) -> None:
+def test_a_request_that_is_no_http_of_ours_gets_an_error(short_dir: str, raw: bytes) -> None:
     async def case() -> None:
         async with web(short_dir) as (_, port):
             assert (await asyncio.to_thread(body, port, raw=raw))[0] == 400
@@ -244,7 +244,7 @@ def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, listener
     asyncio.run(case())
 
 
-def test_more_lists_at_once_than_admitted_are_told_so_and_make_room(short_dir: str) -> None:
+def test_more_lists_at_once_than_admitted_get_an_error_and_make_room(short_dir: str) -> None:
     async def case() -> None:
         async with web(short_dir, max_concurrent_connections=2) as (one, port):
             slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Processes of a sandbox that are killed at any moment: what a session was told is written is in it, or in
+"""Processes of a sandbox that are killed at any moment: what was acknowledged to a session is in it, or in
 its draft, whole.
 """
 
@@ -33,14 +33,14 @@ def text(n: int) -> str:
 
 
 class Writer(threading.Thread):
-    """Writes one file of a session again and again until that is lost. `told`: the last version that was
-    acknowledged; `tried`: the one after.
+    """Writes one file of a session again and again until that is lost. `acknowledged`: the last version that
+    was acknowledged; `tried`: the one after.
     """
 
     def __init__(self, agent: Agent, session: str, begin: int) -> None:
         super().__init__(daemon=True)
         self.agent, self.session = agent, session
-        self.to_json, self.tried = begin, begin
+        self.acknowledged, self.tried = begin, begin
         self.stop = threading.Event()
         self.ended: Failed | Exception | None = None
 
@@ -51,7 +51,7 @@ class Writer(threading.Thread):
                 self.agent.call(
                     "file_write", path="f", content=text(self.tried), workspace_session_id=self.session
                 )
-                self.to_json = self.tried
+                self.acknowledged = self.tried
             except Failed as error:
                 if error.reason not in RETRIED:
                     self.ended = error
@@ -77,11 +77,11 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def whole(shown: str, told: int, tried: int, what: str) -> int:
-    """The version that is there: one that was told, or the one that was being written; all of it."""
+def whole(shown: str, acknowledged: int, tried: int, what: str) -> int:
+    """The version that is there: one that was acknowledged, or the one that was being written; all of it."""
     n = int(shown[:9])
-    assert shown.rstrip("\n") == text(n).rstrip("\n") and told <= n <= tried, (
-        f"{what}: {n}, of {told} to {tried}, {len(shown)} characters"
+    assert shown.rstrip("\n") == text(n).rstrip("\n") and acknowledged <= n <= tried, (
+        f"{what}: {n}, of {acknowledged} to {tried}, {len(shown)} characters"
     )
     return n
 
@@ -109,9 +109,9 @@ def test_a_file_helper_that_is_killed_while_it_writes_leaves_the_old_or_the_new_
     writer = Writer(agent, session, 0)
     writer.start()
     for _ in range(rounds):
-        before = writer.to_json
+        before = writer.acknowledged
         deadline = time.monotonic() + WAIT_S
-        while writer.to_json == before or (init == "native" and not helpers_of(agent)):
+        while writer.acknowledged == before or (init == "native" and not helpers_of(agent)):
             assert time.monotonic() < deadline and writer.is_alive(), writer.ended
         time.sleep(dice.random() * 0.02)  # anywhere in a write
         for pid in helpers_of(agent):
@@ -119,7 +119,7 @@ def test_a_file_helper_that_is_killed_while_it_writes_leaves_the_old_or_the_new_
     writer.stop.set()
     writer.join(WAIT_S)
     assert writer.ended is None
-    whole(shown(agent, session), writer.to_json, writer.tried, "the session")
+    whole(shown(agent, session), writer.acknowledged, writer.tried, "the session")
     agent.call("publish_workspace_session", workspace_session_id=session)
     assert not [name for name in agent.run("ls -A")["output"].split() if name != "f"], (
         "nothing half done was published"
@@ -136,7 +136,7 @@ def test_a_zygote_and_a_recovery_that_are_killed_at_any_moment_lose_nothing_that
         writer = Writer(agent, session, n)
         writer.start()
         deadline = time.monotonic() + WAIT_S
-        while writer.to_json == n:
+        while writer.acknowledged == n:
             assert time.monotonic() < deadline and writer.is_alive(), writer.ended
         time.sleep(dice.random() * 0.05)
         kill(zygote_of(agent))
@@ -156,4 +156,4 @@ def test_a_zygote_and_a_recovery_that_are_killed_at_any_moment_lose_nothing_that
             if one["origin"] == f"workspace_session:{session}"
         )
         session = agent.session(draft_id=draft["draft_id"])
-        n = whole(shown(agent, session), writer.to_json, writer.tried, "the draft")
+        n = whole(shown(agent, session), writer.acknowledged, writer.tried, "the draft")

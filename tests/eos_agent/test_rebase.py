@@ -1,5 +1,5 @@
-"""rebase_workspace_session: a session goes on, under its id, on the newest version; or every conflict is told
-and nothing has happened.
+"""rebase_workspace_session: a session continues, under its id, on the newest version; or every conflict is
+reported and nothing has happened.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ def test_what_runs_in_a_session_is_named_and_nothing_of_it_ends(agent: Agent) ->
     text = f"mkfifo pipe; kill {pid}; while kill -0 {pid} 2> /dev/null; do :; done"
     agent.call("exec_command", cmd=text, workspace_session_id=session)
     done = rebase(agent, session)
-    assert (done["merged"], done["dropped"]) == (1, [{"path": "pipe"}]), "what a session has no more is told"
+    assert (done["merged"], done["dropped"]) == (1, [{"path": "pipe"}]), (
+        "what a session has no more is reported"
+    )
 
 
 def test_an_unknown_or_implicit_session_is_refused(agent: Agent) -> None:

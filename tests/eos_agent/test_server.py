@@ -194,7 +194,7 @@ def test_a_kept_connection_answers_in_order_and_to_the_end_what_came_while_it_wa
         connection.close()
 
 
-def test_who_waits_over_a_kept_connection_when_the_agent_ends_is_told_so(agent: Agent) -> None:
+def test_who_waits_over_a_kept_connection_when_the_agent_ends_gets_an_error(agent: Agent) -> None:
     command = agent.run("echo precious; sleep 1000", yield_time_ms=0)["command_session_id"]
     waiting = agent.connect()
     args = {"command_session_id": command, "timeout_ms": 60_000}
@@ -214,7 +214,7 @@ def test_who_waits_over_a_kept_connection_when_the_agent_ends_is_told_so(agent: 
     waiting.close()
 
 
-def test_connections_over_the_limit_are_told_so_and_idle_kept_ones_do_not_count(
+def test_connections_over_the_limit_get_an_error_and_idle_kept_ones_do_not_count(
     start_agent: Callable[..., Agent],
 ) -> None:
     agent = start_agent(daemon={"server": {"max_concurrent_connections": 2}})
@@ -289,7 +289,7 @@ def test_a_silent_connection_is_closed_and_a_kept_one_that_rests_is_not(
         connection.close()
 
 
-def test_who_waits_when_the_agent_ends_is_told_so(agent: Agent) -> None:
+def test_who_waits_when_the_agent_ends_gets_an_error(agent: Agent) -> None:
     session = agent.session()
     command = agent.run("echo precious > kept; sleep 1000", session, yield_time_ms=0)["command_session_id"]
     waiting = agent.connect()

@@ -44,7 +44,7 @@ def keep_open(agent: Agent, session: str, **args: Any) -> dict[str, Any]:
 # The time to live
 
 
-def test_a_session_that_nobody_uses_for_its_ttl_becomes_a_draft_whose_id_every_later_call_is_told(
+def test_an_unused_session_becomes_a_draft_after_its_ttl_and_every_later_call_gets_the_id(
     agent: Agent,
 ) -> None:
     made = agent.call("create_workspace_session", ttl_s=1.0, agent="carol")
@@ -60,7 +60,7 @@ def test_a_session_that_nobody_uses_for_its_ttl_becomes_a_draft_whose_id_every_l
         f"workspace_session:{session}",
         "carol",
     )
-    for _ in range(2):  # told by the agent that ended it, and by the next one
+    for _ in range(2):  # reported by the agent that ended it, and by the next one
         for op, args in (
             ("file_read", {"path": "kept"}),
             ("exec_command", {"cmd": "true"}),

@@ -40,9 +40,9 @@ for child in range(4):
             mine += 1
         os.write(writable, b"%d %d" % (mine, ctypes.get_errno()))
         signal.pause()
-    told = os.read(readable, 64).split()
-    held += int(told[0])
-print(held, int(told[1]), flush=True)
+    found = os.read(readable, 64).split()
+    held += int(found[0])
+print(held, int(found[1]), flush=True)
 signal.pause()
 """
 INOTIFY_USER = """
@@ -72,7 +72,7 @@ def said(agent: Agent, command: dict[str, Any]) -> str:
 
 
 @PEOPLE
-def test_who_takes_all_terminals_of_a_session_leaves_others_theirs_and_is_told_the_limit(
+def test_who_takes_all_terminals_of_a_session_leaves_others_theirs_and_gets_the_limit(
     start_agent: Starter, ordinary: bool
 ) -> None:
     agent = agent_of(start_agent, ordinary, workspace={"max_terminals": 9})

@@ -221,7 +221,7 @@ def test_a_refused_one_shot_command_keeps_its_work_as_a_draft_that_can_be_reopen
     assert dead.reason == "session_not_found"
 
 
-def test_a_command_without_a_session_publishes_before_its_end_is_told(agent: Agent) -> None:
+def test_a_command_without_a_session_publishes_before_its_end_is_reported(agent: Agent) -> None:
     result = agent.run("printf 'ready\\n' > status.txt")
     assert result["publish"]["published"] is True and "command_session_id" not in result
     found = agent.call("file_read", path="status.txt")
@@ -393,7 +393,7 @@ def test_an_agent_whose_zygote_is_killed_ends_and_keeps_the_work(agent: Agent) -
     assert agent.read("kept", workspace_session_id=again) == "precious"
 
 
-def test_what_asks_for_a_session_while_the_zygote_is_killed_is_told_to_ask_again(agent: Agent) -> None:
+def test_what_asks_for_a_session_while_the_zygote_is_killed_is_asked_to_try_again(agent: Agent) -> None:
     (zygote,) = children_of(agent.pid)
     os.kill(zygote, signal.SIGSTOP)  # the orders lie in its socket
     waiting = [agent.connect() for _ in range(3)]
@@ -458,7 +458,7 @@ def test_arguments_that_make_no_sense_are_refused_by_name(shared_agent: Agent) -
     )
 
 
-def test_special_files_are_left_out_and_told(agent: Agent) -> None:
+def test_special_files_are_left_out_and_listed(agent: Agent) -> None:
     session = agent.session()
     agent.run("mkfifo pipe; echo x > file", session)
     assert agent.call("preview_publish", workspace_session_id=session)["dropped"] == [{"path": "pipe"}]

@@ -111,7 +111,7 @@ def test_named_steps_end_one_phase_and_begin_the_next(tmp_path: Path) -> None:
     assert found[2]["attrs"] == {"n": 3}
 
 
-def test_work_that_others_call_can_be_told_whose_it_is(tmp_path: Path) -> None:
+def test_work_that_others_call_can_be_given_to_a_request(tmp_path: Path) -> None:
     recorder = Telemetry(str(tmp_path / "t"))
     with recorder.request("first"):
         mine = span("mine")

@@ -106,7 +106,7 @@ def test_a_watcher_of_a_file_of_a_lower_layer_sees_its_first_change_and_those_af
             )
 
 
-def test_a_session_whose_layers_are_folded_under_it_is_told_of_as_pinned_and_its_watchers_see_what_comes_after(  # noqa: E501
+def test_a_session_whose_layers_are_squashed_under_it_counts_as_pinned_and_its_watchers_see_what_comes_after(
     shared_agent: Agent,
 ) -> None:
     agent = shared_agent

@@ -87,26 +87,26 @@ def shape(root: str | Path) -> Shape:
 
 def check_changes(changes: list[dict[str, str]], before: Shape, after: Shape) -> None:
     """Check that a dry run listed exactly the changes that the export made, each path once."""
-    told = {change["path"]: change["action"] for change in changes}
-    assert len(told) == len(changes)
+    actions = {change["path"]: change["action"] for change in changes}
+    assert len(actions) == len(changes)
     one, other = (
         {path.decode("utf-8", "replace"): what for path, what in shape_.items()} for shape_ in (before, after)
     )
     for path in one.keys() | other.keys():
         if one.get(path) == other.get(path):
-            assert path not in told or (told[path] == "write" and other[path][0] == "f"), (
+            assert path not in actions or (actions[path] == "write" and other[path][0] == "f"), (
                 path
             )  # of a file the mtime alone may differ
             continue
         above = [path[:at] for at, c in enumerate(path) if c == "/"]
         if path not in other:
-            assert told.get(path) == "delete" or any(told.get(way) in ("delete", "write") for way in above), (
-                path
-            )
+            assert actions.get(path) == "delete" or any(
+                actions.get(way) in ("delete", "write") for way in above
+            ), path
         elif path in one and one[path][0] == other[path][0] == "d":
-            assert told[path] == "mode", path
+            assert actions[path] == "mode", path
         else:
-            assert told.get(path) in ("write", "mode"), path
+            assert actions.get(path) in ("write", "mode"), path
 
 
 def stamps(root: str | Path) -> dict[str, tuple[int, int, int]]:

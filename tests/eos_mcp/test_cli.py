@@ -225,7 +225,7 @@ def test_an_unusable_answer_is_a_protocol_error(state_dir: str, answers: Any, re
 
 
 @pytest.mark.parametrize("reply", [b"", b'cli_log("one")\n', b'{"id":'])
-def test_a_gateway_that_went_away_before_its_reply_was_whole_is_told_by_that_reason(
+def test_a_gateway_that_went_away_before_its_reply_was_whole_is_reported_by_that_reason(
     state_dir: str, answers: Any, reply: bytes
 ) -> None:
     found = error(run("eos", "manager", *answers(reply).flags, "list_sandboxes"), 1)
@@ -400,7 +400,7 @@ def test_the_doctor_promises_only_what_the_back_end_that_was_chosen_can_make(sta
 def test_ctrl_c_says_that_the_call_goes_on_and_where_to_look(state_dir: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         where = ("--gateway-socket", f"127.0.0.1:{gateway.getsockname()[1]}", "--gateway-auth-token", "t")
-        for words, told in (
+        for words, expected in (
             (("runtime", *where, "--sandbox-id", "s", "exec_command", "sleep 9"), "list_commands shows it"),
             (
                 ("manager", *where, "create_sandbox", "--image", "host", "--workspace-root", "/x"),
@@ -417,7 +417,7 @@ def test_ctrl_c_says_that_the_call_goes_on_and_where_to_look(state_dir: str) -> 
                 process.send_signal(signal.SIGINT)
                 out, err = process.communicate(timeout=WAIT_S)
             found = error(subprocess.CompletedProcess(words, process.returncode, out, err), 130)
-            assert told in found["message"] if told else found["message"] == "interrupted"
+            assert expected in found["message"] if expected else found["message"] == "interrupted"
 
 
 def test_a_slip_of_the_keys_gets_the_operation_that_was_meant(state_dir: str) -> None:

@@ -28,7 +28,7 @@ from tests.trees import DIRECTORY, FILE, LINK, Entry, write_tree
 
 Entries = tuple[tuple[pax.Header, bytes], ...]
 KNOWN = pytest.mark.parametrize(
-    "known", ["copy", "told"], ids=["a copy of the base here", "the sandbox tells of its base"]
+    "known", ["copy", "sandbox"], ids=["a copy of the base here", "the sandbox tells of its base"]
 )
 
 
@@ -53,11 +53,13 @@ class Project:
     def stream(self, entries: Entries) -> bytes:
         if self.known == "copy":
             return made_by_digests(*entries)
-        told: list[tuple[pax.Header, bytes]] = []
+        from_sandbox: list[tuple[pax.Header, bytes]] = []
         for path in sorted(self.base.rglob("*")):
             name = os.fsencode(os.path.relpath(path, self.base))
-            told.append((pax.Header(name, pax.FILE, 0o644, kind=pax.BASE, of_base=state_of(path)), b""))
-        return made_by_digests(*told, *entries, header={"base": True})
+            from_sandbox.append(
+                (pax.Header(name, pax.FILE, 0o644, kind=pax.BASE, of_base=state_of(path)), b"")
+            )
+        return made_by_digests(*from_sandbox, *entries, header={"base": True})
 
     def export(
         self, *entries: tuple[pax.Header, bytes], dry_run: bool = False, **rules: Any
@@ -549,14 +551,16 @@ def test_conflicts_are_listed_up_to_a_bound_and_all_counted(project: Callable[..
 
 
 def test_what_the_sandbox_says_of_its_base_unasked_or_late_is_refused(tmp_path: Path) -> None:
-    told = (pax.Header(b"f", pax.FILE, 0o644, kind=pax.BASE, of_base=b"d"), b"")
-    assert failure(made_by_digests(told), tmp_path / "d").details["reason"] == "bad_entry"
+    from_sandbox = (pax.Header(b"f", pax.FILE, 0o644, kind=pax.BASE, of_base=b"d"), b"")
+    assert failure(made_by_digests(from_sandbox), tmp_path / "d").details["reason"] == "bad_entry"
     assert (
-        failure(made_by_digests(file(b"a"), told, header={"base": True}), tmp_path / "d").details["reason"]
+        failure(made_by_digests(file(b"a"), from_sandbox, header={"base": True}), tmp_path / "d").details[
+            "reason"
+        ]
         == "bad_entry"
     )
     for state in (b"f:1:2", b"x", b"d:1", b"l:zz", b"f:1:2:" + b"g" * 64, b"f::2:" + b"a" * 64):
-        spoilt = (told[0]._replace(of_base=state), b"")
+        spoilt = (from_sandbox[0]._replace(of_base=state), b"")
         assert (
             failure(made_by_digests(spoilt, header={"base": True}), tmp_path / "d").details["reason"]
             == "bad_stream"
@@ -608,10 +612,10 @@ def test_a_store_tells_of_its_base_where_the_delta_decides(
 
 
 @pytest.mark.parametrize(
-    "told", [False, True], ids=["a copy of the base here", "the sandbox tells of its base"]
+    "from_sandbox", [False, True], ids=["a copy of the base here", "the sandbox tells of its base"]
 )
 def test_files_with_holes_are_compared_like_others(
-    short_dir: str, in_mount_namespace: Callable[..., Any], told: bool
+    short_dir: str, in_mount_namespace: Callable[..., Any], from_sandbox: bool
 ) -> None:
     """Equal content is no work of the person's, whatever the times and wherever the holes are; `keep` leaves
     what was edited.
@@ -632,7 +636,7 @@ def test_files_with_holes_are_compared_like_others(
         stack = Stack(short_dir, base, "trusted" if os.geteuid() == 0 else "user")
         try:
             stack.publish(edit)
-            stream = stack.export_by_digests(base=told, holes=True)
+            stream = stack.export_by_digests(base=from_sandbox, holes=True)
         finally:
             stack.close()
         dest, copy = Path(short_dir, "d"), Path(short_dir, "copy")
@@ -641,7 +645,7 @@ def test_files_with_holes_are_compared_like_others(
         for path in dest.iterdir():
             os.utime(path, (1, 1))
         record = facts.place_of(f"{short_dir}/records", "eos-1", str(dest))
-        more: dict[str, Any] = {"base": None if told else str(copy)}
+        more: dict[str, Any] = {"base": None if from_sandbox else str(copy)}
         rules = ExportRules("auto", "fail", False, str(dest), record=record)
         (dest / "mine").write_bytes(bytes(size) + b"MINE")
         os.utime(dest / "mine", (1, 1))

@@ -234,7 +234,7 @@ def test_a_read_only_file_system_is_refused_by_a_dry_run_too(
 
 
 @pytest.mark.needs("overlay")
-def test_a_mount_in_the_destination_is_foretold_as_the_export_treats_it(
+def test_a_mount_in_the_destination_is_previewed_as_the_export_treats_it(
     short_dir: str, in_mount_namespace: Callable[..., Any]
 ) -> None:
     def child() -> None:

@@ -1,5 +1,5 @@
-"""F22: a destination whose file system takes two names for one: a collision is told and nothing is lost; all
-else is exported as ever.
+"""F22: a destination whose file system takes two names for one: a collision is reported and nothing is lost;
+all else is exported as ever.
 """
 
 from __future__ import annotations

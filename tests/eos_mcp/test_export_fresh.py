@@ -29,14 +29,14 @@ def run_of(*rows: tuple[bytes, bytes | None, int], digest: bytes | None = None) 
     """One entry that holds several: (path, content or None for a directory, mode)."""
     table, data = b"", b""
     for path, content, mode in rows:
-        told = b"-" if content is None else digest or hashlib.sha256(content).hexdigest().encode()
+        made_of = b"-" if content is None else digest or hashlib.sha256(content).hexdigest().encode()
         table += b"%s\0%s %o %d %d %s\n" % (
             path,
             b"d" if content is None else b"f",
             mode,
             len(content or b""),
             7 * SECOND + 5,
-            told,
+            made_of,
         )
         data += content or b""
     return pax.Header(
@@ -47,14 +47,14 @@ def run_of(*rows: tuple[bytes, bytes | None, int], digest: bytes | None = None) 
 def with_runs(*entries: tuple[pax.Header, bytes], count: int, form: int = 4) -> bytes:
     """A stream of format 4: its digest leaves out the content of files."""
     total = hashlib.sha256()
-    told: list[tuple[pax.Header, bytes]] = []
+    made_of: list[tuple[pax.Header, bytes]] = []
     for header, data in entries:
         if header.type == pax.FILE and not header.kind:
             header = header._replace(sha256=hashlib.sha256(data).hexdigest().encode())
-        told.append((header, data))
+        made_of.append((header, data))
         total.update(pax.encode(header) + data[: header.table] + pax.padding(header.size))
     total.update(pax.END)
-    return made(*told, header={"format": form}, trailer={"sha256": total.hexdigest(), "entries": count})
+    return made(*made_of, header={"format": form}, trailer={"sha256": total.hexdigest(), "entries": count})
 
 
 ROWS = (
@@ -135,8 +135,8 @@ def test_a_run_is_no_way_round_any_check(tmp_path: Path) -> None:
         b"x" + data[1:-1] + b"\n",
     ):
         table = header.table + len(spoilt) - len(data) if spoilt.endswith(b"\n") else header.table
-        told = header._replace(size=len(spoilt), table=max(1, table))
-        assert failure(with_runs((told, spoilt), count=1), tmp_path / "d").details["reason"] in (
+        made_of = header._replace(size=len(spoilt), table=max(1, table))
+        assert failure(with_runs((made_of, spoilt), count=1), tmp_path / "d").details["reason"] in (
             "bad_stream",
             "stream_corrupt",
         )
@@ -166,7 +166,7 @@ def test_a_kill_before_the_rename_leaves_nothing_and_one_after_it_the_whole(tmp_
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["alone", "with work of somebody else"])
-def test_a_disk_that_fails_after_the_rename_is_told_and_takes_no_work_with_it(
+def test_a_disk_that_fails_after_the_rename_is_reported_and_takes_no_work_with_it(
     tmp_path: Path, meanwhile: bool
 ) -> None:
     dest = tmp_path / "d"

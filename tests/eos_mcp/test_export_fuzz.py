@@ -257,7 +257,7 @@ class Maker:
 def expected(before: dict[bytes, Look], delta: Entries) -> dict[bytes, Look]:
     """The destination after the delta."""
     tree = dict(before)
-    told = {header.path for header, _ in delta}
+    listed = {header.path for header, _ in delta}
 
     def take(path: bytes) -> None:
         for below in [p for p in tree if p == path or p.startswith(path + b"/")]:
@@ -273,7 +273,7 @@ def expected(before: dict[bytes, Look], delta: Entries) -> dict[bytes, Look]:
     for header, _ in delta:
         if header.kind == pax.OPAQUE and header.path in tree and stat.S_ISDIR(tree[header.path].kind):
             for path in sorted(p for p in tree if p.startswith(header.path + b"/")):
-                if path in tree and path not in told:
+                if path in tree and path not in listed:
                     take(path)
     for header, _ in delta:
         if header.kind == pax.WHITEOUT and reachable(header.path) and reserved(header.path) is None:
@@ -315,7 +315,7 @@ def expected(before: dict[bytes, Look], delta: Entries) -> dict[bytes, Look]:
     return tree
 
 
-def told_apart(found: dict[bytes, Look], want: dict[bytes, Look]) -> str:
+def differences(found: dict[bytes, Look], want: dict[bytes, Look]) -> str:
     paths = sorted(path for path in found.keys() | want.keys() if found.get(path) != want.get(path))
     return "; ".join(f"{path!r}: found {found.get(path)}, want {want.get(path)}" for path in paths[:3])
 
@@ -400,7 +400,7 @@ def hostile_round(seed: int, top: str) -> str:
         assert meddled or outcome == "done", (seed, "the dry run had refused what the export does")
     assert neighbours(folder + "/victim") == before, (
         seed,
-        told_apart(looks(folder + "/victim"), {p: look for p, (look, _) in before.items()}),
+        differences(looks(folder + "/victim"), {p: look for p, (look, _) in before.items()}),
     )
     if meddled and meddler.done:
         if os.path.islink(folder + "/up"):  # who names it now means what it leads to
@@ -413,7 +413,7 @@ def hostile_round(seed: int, top: str) -> str:
         found = looks(dest) if os.path.lexists(dest) else None
         assert not spoilt or outcome == "refused" or fmt == "tar" or found is not None
         if outcome == "refused" or fmt == "tar":
-            assert found == was, (seed, told_apart(found or {}, was or {}))
+            assert found == was, (seed, differences(found or {}, was or {}))
         elif not spoilt:
             start = (
                 was
@@ -421,7 +421,7 @@ def hostile_round(seed: int, top: str) -> str:
                 else {b"": Look(stat.S_IFDIR, 0o755, (os.geteuid(), os.getegid()), b"", 0)}
             )
             want = expected(start, delta)
-            assert found is not None and found == want, (seed, told_apart(found, want))
+            assert found is not None and found == want, (seed, differences(found, want))
         left = [name for _, _, names in os.walk(journals()) for name in names]
         assert not left, (seed, left)
     fsync.remove_tree(folder)

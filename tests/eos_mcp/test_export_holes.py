@@ -120,9 +120,9 @@ def test_archives_keep_holes_for_every_tar(tmp_path: Path) -> None:
         hole(tmp_path / "f", size, {3 * BLOCK + 5: b"one", 20 * BLOCK: b"two" * BLOCK, size - 4: b"end\n"})
     )
     whole = source.read_bytes()
-    told, ranges = ContentHash(), [(3 * BLOCK, BLOCK), (20 * BLOCK, 3 * BLOCK), (40 * BLOCK, 17)]
-    told.update(whole)
-    data = made_by_digests_with_holes(b"d/f", whole, ranges, told.digest())
+    content_hash, ranges = ContentHash(), [(3 * BLOCK, BLOCK), (20 * BLOCK, 3 * BLOCK), (40 * BLOCK, 17)]
+    content_hash.update(whole)
+    data = made_by_digests_with_holes(b"d/f", whole, ranges, content_hash.digest())
     for fmt in ("tar", "tar-zst"):
         dest = tmp_path / f"out.{fmt}"
         run(data, dest, fmt)
@@ -186,9 +186,9 @@ def test_a_map_that_is_none_of_ours_is_refused_before_anything_is_written(
 
 def test_holes_that_hide_a_change_are_found_by_the_digest(tmp_path: Path) -> None:
     whole = bytes(BLOCK) + b"x" * 10 + bytes(2 * BLOCK)
-    told = ContentHash()
-    told.update(whole[:-1] + b"y")
-    data = made_by_digests_with_holes(b"d/f", whole, [(BLOCK, 10)], told.digest())
+    content_hash = ContentHash()
+    content_hash.update(whole[:-1] + b"y")
+    data = made_by_digests_with_holes(b"d/f", whole, [(BLOCK, 10)], content_hash.digest())
     with pytest.raises(OperationError) as caught:
         run(data, tmp_path / "new")
     assert caught.value.details["reason"] == "stream_corrupt" and os.listdir(tmp_path) == []
@@ -206,12 +206,18 @@ def test_holes_do_not_count_against_the_cap_and_its_error_names_the_files_and_th
 ) -> None:
     """N10: one file of 20 GiB of holes made every export fail, without a path and without the setting."""
     size = 20 << 30
-    told = ContentHash()
-    told.skip(size)
+    content_hash = ContentHash()
+    content_hash.skip(size)
     content = pax.sparse_map([], size)
     sparse = (
         pax.Header(
-            b"disk.img", pax.FILE, 0o644, len(content), 0, sha256=told.digest().hex().encode(), sparse=size
+            b"disk.img",
+            pax.FILE,
+            0o644,
+            len(content),
+            0,
+            sha256=content_hash.digest().hex().encode(),
+            sparse=size,
         ),
         content,
     )

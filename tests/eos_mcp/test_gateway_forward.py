@@ -250,12 +250,12 @@ def test_a_cancellation_finds_a_command_in_flight_until_its_reply_came(
                 one.raw(line("exec_command", scope=SANDBOX, request_id="long", args=args))
             )
             await inside.wait()
-            told = await one.raw(line("cancel_request", scope=SANDBOX, args={"request_id": "long"}))
-            assert told["args"]["in_flight"] is True
+            reply = await one.raw(line("cancel_request", scope=SANDBOX, args={"request_id": "long"}))
+            assert reply["args"]["in_flight"] is True
             release.set()
             await command
-            told = await one.raw(line("cancel_request", scope=SANDBOX, args={"request_id": "long"}))
-            assert told["args"]["in_flight"] is False
+            reply = await one.raw(line("cancel_request", scope=SANDBOX, args={"request_id": "long"}))
+            assert reply["args"]["in_flight"] is False
 
     run(short_dir, case)
 

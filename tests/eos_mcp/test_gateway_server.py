@@ -58,7 +58,7 @@ def test_the_token_is_checked_before_the_envelope_is_looked_at(short_dir: str) -
     run(short_dir, case)
 
 
-def test_what_is_no_request_is_told_apart(short_dir: str) -> None:
+def test_what_is_no_request_is_distinguished(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         assert kind(await one.raw(b"nonsense\n")) == "bad_json"
         assert kind(await one.raw(b"[1]\n")) == "bad_json"
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_without_asking_leaves_nothing_behind(short_dir: st
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_more_requests_than_admitted_are_told_so(short_dir: str, in_pieces: bool) -> None:
+def test_more_requests_than_admitted_get_an_error(short_dir: str, in_pieces: bool) -> None:
     async def case(one: Gateway) -> None:
         release, inside = asyncio.Event(), 0
 
@@ -173,7 +173,7 @@ def test_a_client_that_never_reads_its_answer_gives_its_place_back(
     run(short_dir, case, limit=1)
 
 
-def test_three_hundred_at_once_are_served_or_told_that_there_is_no_room(short_dir: str) -> None:
+def test_three_hundred_at_once_are_served_or_refused_for_lack_of_room(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         silent = [await asyncio.open_unix_connection(one.path) for _ in range(240)]
         replies = await asyncio.gather(*(one.raw(line()) for _ in range(60)))
@@ -207,9 +207,9 @@ def test_progress_comes_in_order_before_the_reply_and_only_when_asked_for(short_
             return {"id": "x"}
 
         one.manager.work = work
-        told: list[str] = []
-        assert await one.send("create_sandbox", on_progress=told.append) == {"id": "x"}
-        assert told == ["first", *(f"thread {n}" for n in range(50)), 'last ")\n']
+        received: list[str] = []
+        assert await one.send("create_sandbox", on_progress=received.append) == {"id": "x"}
+        assert received == ["first", *(f"thread {n}" for n in range(50)), 'last ")\n']
         assert await one.raw(line("create_sandbox")) == {"id": "x"}
 
     run(short_dir, case)
@@ -255,12 +255,12 @@ def test_a_cancellation_says_whether_the_request_is_still_waited_for(short_dir: 
         command = asyncio.create_task(one.raw(line("exec_command", scope=sandbox, request_id="long")))
         await arrived.wait()
         for name, in_flight in (("long", True), ("other", False), (["x"], False)):
-            told = await one.raw(line("cancel_request", scope=sandbox, args={"request_id": name}))
-            assert told == {"op": "cancel_request", "args": {"request_id": name, "in_flight": in_flight}}
+            received = await one.raw(line("cancel_request", scope=sandbox, args={"request_id": name}))
+            assert received == {"op": "cancel_request", "args": {"request_id": name, "in_flight": in_flight}}
         release.set()
         await command
-        told = await one.raw(line("cancel_request", scope=sandbox, args={"request_id": "long"}))
-        assert told["args"]["in_flight"] is False
+        received = await one.raw(line("cancel_request", scope=sandbox, args={"request_id": "long"}))
+        assert received["args"]["in_flight"] is False
         assert kind(await one.raw(line("cancel_request", args={"request_id": "long"}))) == "unknown_op"
 
     run(short_dir, case)
@@ -400,7 +400,7 @@ def test_without_descriptors_nobody_is_accepted_and_with_them_everybody_is(
     run(short_dir, case)
 
 
-def test_a_request_in_flight_when_the_gateway_stops_is_told_so(short_dir: str) -> None:
+def test_a_request_in_flight_when_the_gateway_stops_gets_an_error(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         inside = asyncio.Event()
 

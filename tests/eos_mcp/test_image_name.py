@@ -1,5 +1,5 @@
-"""What may be the name of an image, and which directory can be a root: found before anything is copied, told
-as the caller's mistake.
+"""What may be the name of an image, and which directory can be a root: found before anything is copied,
+reported as the caller's mistake.
 """
 
 from __future__ import annotations

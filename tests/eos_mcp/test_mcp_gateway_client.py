@@ -119,11 +119,13 @@ def test_a_request_is_the_envelope_of_the_contract_and_the_reply_comes_back_as_i
     }
 
 
-def test_progress_frames_are_told_in_order_and_are_not_the_reply(short_dir: str) -> None:
-    told: list[str] = []
-    reply, request = ask(short_dir, says(b'cli_log("one")\ncli_log("tw', b'o")\n{"id":"x"}\n'), progress=told)
+def test_progress_frames_are_reported_in_order_and_are_not_the_reply(short_dir: str) -> None:
+    messages: list[str] = []
+    reply, request = ask(
+        short_dir, says(b'cli_log("one")\ncli_log("tw', b'o")\n{"id":"x"}\n'), progress=messages
+    )
     assert reply == {"id": "x"}
-    assert told == ["one", "two"]
+    assert messages == ["one", "two"]
     assert request["_stream_logs"] is True
 
 

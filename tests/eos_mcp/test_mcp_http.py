@@ -351,7 +351,9 @@ def program(*words: str, env: Mapping[str, str] | None = None) -> Wire:
     return Wire([sys.executable, "-m", "eos_mcp", *words], env=env)
 
 
-def test_a_missing_token_file_is_made_for_its_owner_only_and_the_token_is_told_nobody(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_made_for_its_owner_only_and_the_token_is_shown_nowhere(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "folder" / "token"
     with program("--transport", "http", "--port", "0", "--token-file", str(path)) as wire:
         wire.says("listening on ")

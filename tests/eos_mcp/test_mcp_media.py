@@ -107,7 +107,7 @@ PAPER = b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n%%EOF\n"
         (PAPER, "application/pdf"),
     ],
 )
-def test_each_kind_is_told_by_its_first_bytes(tmp_path: Path, raw: bytes, kind: str) -> None:
+def test_each_kind_is_recognised_by_its_first_bytes(tmp_path: Path, raw: bytes, kind: str) -> None:
     (tmp_path / "f x").write_bytes(raw)
     reply, _ = read(tmp_path, "f x")
     assert (reply["media_type"], reply["total_bytes"]) == (kind, len(raw))

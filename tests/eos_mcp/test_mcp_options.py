@@ -42,22 +42,22 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("program", "words", "told"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("program", "words", "expected"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_bad_command_line_gets_usage_on_standard_error_and_exit_code_2(
-    program: str, words: list[str], told: str
+    program: str, words: list[str], expected: str
 ) -> None:
     done = run(program, *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr.splitlines()[0]
+    assert expected in done.stderr.splitlines()[0]
     assert f"usage: {program}" in done.stderr
 
 
 @pytest.mark.parametrize("program", [EOS, SANDBOX])
 def test_help_and_version_go_to_standard_output(program: str) -> None:
-    for words, told in ((["--help"], f"usage: {program}"), (["--version"], f"{program} {__version__}")):
+    for words, expected in ((["--help"], f"usage: {program}"), (["--version"], f"{program} {__version__}")):
         done = run(program, *words)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(told)
+        assert done.stdout.startswith(expected)
 
 
 def test_the_help_names_every_flag_and_no_other() -> None:
@@ -70,7 +70,7 @@ def test_the_help_names_every_flag_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("program", [EOS, SANDBOX])
-def test_a_gateway_that_makes_no_sense_is_told_on_standard_error_with_exit_code_2(
+def test_a_gateway_that_makes_no_sense_is_reported_on_standard_error_with_exit_code_2(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(program, "--set", "runtime", "--gateway-endpoint", "nonsense")

@@ -140,7 +140,7 @@ def test_a_rejected_rebase_names_the_call_that_resolves_it() -> None:
     assert "destroy_workspace_session" not in text
 
 
-def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be_done_and_a_rename_by_name() -> (  # noqa: E501
+def test_a_unit_that_both_sides_changed_is_reported_with_its_members_and_what_can_be_done_and_a_rename_by_name() -> (  # noqa: E501
     None
 ):
     git = TornUnit("git", tuple(f".git/{n}" for n in range(60)), "c0ffee").to_json()
@@ -172,7 +172,7 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         ({}, "session w1 is closed"),
         (
@@ -185,14 +185,14 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
         ),
     ],
 )
-def test_a_publish_says_whether_its_session_goes_on(more: dict[str, Any], told: str) -> None:
+def test_a_publish_says_whether_its_session_goes_on(more: dict[str, Any], expected: str) -> None:
     reply = {
         "workspace_session_id": "w1",
         "publish": {"no_op": True},
         "destroyed": not more.get("kept_open"),
         **more,
     }
-    assert told in render.result("publish_workspace_session", {}, reply)
+    assert expected in render.result("publish_workspace_session", {}, reply)
 
 
 def test_a_preview_with_conflicts_and_a_long_list_say_how_to_go_on() -> None:
@@ -421,7 +421,7 @@ def test_a_difference_lists_its_paths_then_the_patches_and_how_to_go_on() -> Non
     assert render.result("diff_versions", {}, {"entries": [], "next": None}) == "nothing differs"
 
 
-def test_a_search_is_told_by_file_with_what_was_left_out_and_how_to_go_on() -> None:
+def test_a_search_is_reported_by_file_with_what_was_left_out_and_how_to_go_on() -> None:
     matches = [
         {"path": "a.py", "line": 3, "column": 1, "text": "import x"},
         {"path": "a.py", "line": 9, "column": 5, "text": "    x()"},
@@ -445,7 +445,7 @@ def test_a_search_is_told_by_file_with_what_was_left_out_and_how_to_go_on() -> N
     )
 
 
-def test_what_was_deleted_or_moved_and_bytes_in_base64_are_told() -> None:
+def test_what_was_deleted_or_moved_and_bytes_in_base64_are_reported() -> None:
     assert (
         render.result("file_delete", {}, {"type": "delete", "path": "d", "kind": "directory"})
         == "deleted directory d and published"
@@ -512,8 +512,8 @@ def test_a_destroyed_sandbox_says_what_was_lost_with_it() -> None:
 
 def test_states_of_a_conflict_are_left_out_where_the_texts_say_all() -> None:
     hunk = {"base": [1, 1], "ours": [1, 1], "theirs": [1, 1]}
-    told = {f"{side}_text": f"{side} line\n" for side in ("base", "ours", "theirs")}
-    conflict = {**CONFLICT, "class": "content", "hunks": [{**hunk, **told}]}
+    expected = {f"{side}_text": f"{side} line\n" for side in ("base", "ours", "theirs")}
+    conflict = {**CONFLICT, "class": "content", "hunks": [{**hunk, **expected}]}
     for change, shown in (({}, False), ({"hunks": [hunk]}, True), ({"class": "content+mode"}, True)):
         rejection = {**REJECTION, "conflicts": [{**conflict, **change}]}
         details = {"workspace_session_id": "w1", "publish_rejection": rejection, "reason": "source_conflict"}
@@ -524,15 +524,15 @@ def test_states_of_a_conflict_are_left_out_where_the_texts_say_all() -> None:
 
 
 def test_a_client_reads_the_sandbox_that_was_chosen_for_it_once() -> None:
-    told = default_sandbox.LastChosen()
-    assert [told.changes("a", "eos-1"), told.changes("a", "eos-1"), told.changes("b", "eos-1")] == [
+    chosen = default_sandbox.LastChosen()
+    assert [chosen.changes("a", "eos-1"), chosen.changes("a", "eos-1"), chosen.changes("b", "eos-1")] == [
         True,
         False,
         True,
     ]
-    assert [told.changes("a", "eos-2"), told.changes("a", "eos-1")] == [True, True]
+    assert [chosen.changes("a", "eos-2"), chosen.changes("a", "eos-1")] == [True, True]
     for number in range(2 * default_sandbox.CLIENTS):
-        assert told.changes(f"client {number}", "eos-1")
+        assert chosen.changes(f"client {number}", "eos-1")
 
 
 def test_a_service_and_a_wait_for_input_are_told_with_what_to_do() -> None:

@@ -371,7 +371,7 @@ def test_the_opening_request_is_answered_before_the_sdk_is_imported(
         assert wire.rest() == []  # the SDK's own answer to the first request was dropped
 
 
-def test_a_failure_of_the_server_is_told_on_standard_error_with_exit_code_1(tmp_path: Path) -> None:
+def test_a_failure_of_the_server_is_reported_on_standard_error_with_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "anyio.py").write_text("raise ImportError('not here')\n")
     with fixture(env={"PYTHONPATH": str(tmp_path)}) as wire:
         assert wire.ends() == 1

@@ -100,15 +100,15 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mode", ERAS)
-@pytest.mark.parametrize(("name", "arguments", "told"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("name", "arguments", "expected"), WRONG.values(), ids=WRONG.keys())
 def test_wrong_arguments_are_refused_before_the_gateway_with_the_nearest_right_ones(
-    name: str, arguments: dict[str, Any], told: str, mode: ConnectMode
+    name: str, arguments: dict[str, Any], expected: str, mode: ConnectMode
 ) -> None:
     gateway = ScriptedGateway()
     found = call(name, arguments, gateway, mode=mode)
     assert found.is_error
     assert found.structure["error"]["kind"] == "invalid_request"
-    assert told in found.text
+    assert expected in found.text
     assert gateway.asked == []
 
 
@@ -257,14 +257,14 @@ def test_a_cancelled_command_is_cancelled_in_the_sandbox_under_its_request_id_an
     gateway = ScriptedGateway(cancel_request={})
 
     async def go() -> None:
-        begun, told = anyio.Event(), anyio.Event()
+        begun, expected = anyio.Event(), anyio.Event()
 
         async def for_ever(say: object) -> dict[str, Any]:
             begun.set()
             try:
                 await anyio.sleep_forever()
             finally:
-                told.set()
+                expected.set()
             raise AssertionError
 
         gateway.replies[name] = for_ever
@@ -281,7 +281,7 @@ def test_a_cancelled_command_is_cancelled_in_the_sandbox_under_its_request_id_an
             await begun.wait()
             tasks.cancel_scope.cancel()
         with anyio.fail_after(30):
-            await told.wait()
+            await expected.wait()
 
     anyio.run(go)
     cancels = [asked for asked in gateway.asked if asked.op == "cancel_request"]

@@ -151,7 +151,7 @@ def test_ready_sandboxes_are_sampled_until_they_are_gone(tmp_path: Path) -> None
     watched.close()
 
 
-def test_what_an_engine_does_not_say_is_told(tmp_path: Path) -> None:
+def test_what_an_engine_does_not_say_is_reported(tmp_path: Path) -> None:
     away = OperationError(INTERNAL_ERROR, "the engine hangs", reason="docker_failed")
     for answer, words in ((away, "the engine hangs"), (None, NOTHING)):
         engine = Engine([answer])
@@ -165,7 +165,7 @@ def test_what_an_engine_does_not_say_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "rings").exists()
 
 
-def test_samples_that_are_switched_off_are_told_too(tmp_path: Path) -> None:
+def test_samples_that_are_switched_off_are_reported_too(tmp_path: Path) -> None:
     engine = Engine([sample(1)])
     off = metrics(tmp_path, engine, [record()], yaml="observability: {enabled: false}")
     off.watch()

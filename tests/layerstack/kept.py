@@ -225,8 +225,8 @@ def split_names(base: Side, ours: Side, head: Side, result: Side) -> str:
         first: dict[tuple[int, int], str] = {}
         for path in taken:
             before = first.setdefault(which.besides[path].inode, path)
-            told = which is ours or min(ours.besides[path].links, ours.besides[before].links) == 1
-            if told and other.besides[path].inode != other.besides[before].inode:
+            comparable = which is ours or min(ours.besides[path].links, ours.besides[before].links) == 1
+            if comparable and other.besides[path].inode != other.besides[before].inode:
                 return (
                     f"{before!r} and {path!r} are {'no more' if which is ours else 'now'} names of one file"
                 )

@@ -131,11 +131,11 @@ def digest_of(body: bytes) -> bytes:
     ]
     if not any(zero for zero, _ in runs):
         return hashlib.sha256(body).digest()
-    told = [
+    parts = [
         b"z%d\n" % len(run) if zero else b"d%d\n%s" % (len(run), hashlib.sha256(run).digest())
         for zero, run in runs
     ]
-    return hashlib.sha256(bytes(block) + b"".join(told)).digest()
+    return hashlib.sha256(bytes(block) + b"".join(parts)).digest()
 
 
 def fingerprint(entry: Entry | None) -> Fingerprint:

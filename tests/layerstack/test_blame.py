@@ -201,7 +201,7 @@ def test_an_answer_is_kept_until_the_path_changes_and_the_number_kept_is_bounded
 
 
 @on_a_stack(BASE, namespaces=("trusted",))
-def test_fifty_generations_of_fifteen_thousand_lines_are_told_apart(stack: Stack) -> None:
+def test_fifty_generations_of_fifteen_thousand_lines_are_distinguished(stack: Stack) -> None:
     chance = random.Random(7)
     lines = [(f"line {n}\n", "operation:0") for n in range(15_000)]
     write(stack, "big", "".join(text for text, _ in lines), "operation:0")
@@ -252,15 +252,15 @@ def test_a_block_of_layers_remembers_its_ranges_for_a_squash(stack: Stack) -> No
     write(stack, "f", TEXT, "operation:later")
     assert [r.owner for r in stack.store.blame("single")] == ["operation:3"]
     chain = stack.store.snapshot().chain
-    told = dict(blame.of_block(stack.store, chain.published[1:5], chain.up_to(1)))
-    assert told == {
+    blames = dict(blame.of_block(stack.store, chain.published[1:5], chain.up_to(1)))
+    assert blames == {
         "single": "operation:3",
         "f": (Range(1, 1, "workspace_session:a"), Range(2, 5, "original"), Range(7, 1, "operation:1")),
         "gone\n\udcff": (Range(1, 1, "operation:2"),),
     }
     file = f"{stack.folder}/x.blame"
-    put(file, blame_file.dump(told))
-    assert blame_file.load(file) == told
+    put(file, blame_file.dump(blames))
+    assert blame_file.load(file) == blames
     assert get(file).startswith('{"format":1')
 
 
@@ -301,7 +301,7 @@ def test_what_many_paths_remember_is_read_as_it_was_written_and_every_flipped_bi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blame_file, "SMALL", 2)
-    told: dict[str, blame_file.LayerBlame] = {
+    blames: dict[str, blame_file.LayerBlame] = {
         "": "operation:root",
         "a\tb\\": "operation:1",
         "a\n": (Range(1, 2, "operation:1"), Range(3, 1, "original")),
@@ -309,7 +309,7 @@ def test_what_many_paths_remember_is_read_as_it_was_written_and_every_flipped_bi
         "b\udcff": (Range(1, 1, "unknown"),),
         "\u00e9": (),
     }
-    pairs = sorted(told.items(), key=lambda pair: os.fsencode(pair[0]))
+    pairs = sorted(blames.items(), key=lambda pair: os.fsencode(pair[0]))
     path = str(tmp_path / "x.blame")
     digest = blame_file.write_new(path, pairs, aside=str(tmp_path))
     assert (

@@ -155,8 +155,8 @@ def test_capturing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> No
 
 @on_a_stack({"d/f": "f\n", "base/.eos-0123456789abcdef/f": "meant\n"})
 def test_what_a_killed_process_left_half_made_is_no_work_of_the_session(stack: Stack) -> None:
-    """A place where something was being completed is told by its name and mode together; what the base has of
-    that name was meant.
+    """A place where something was being completed is recognised by its name and mode together; what the base
+    has of that name was meant.
     """
     a = stack.session()
     for place in ("d", "new", "base"):

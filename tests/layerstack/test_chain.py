@@ -50,8 +50,8 @@ def test_a_tree_that_remembers_looks_again_after_each_change_of_its_own(tmp_path
         (tmp_path / "tree" / path).write_text(path)
     (tmp_path / "aside").mkdir()
     root, aside = str(tmp_path / "tree"), str(tmp_path / "aside")
-    told: list[str] = []
-    seen, plain = SeenTree(root, USER, aside=aside, step=told.append), DiskTree(root, USER)
+    steps: list[str] = []
+    seen, plain = SeenTree(root, USER, aside=aside, step=steps.append), DiskTree(root, USER)
 
     def same() -> None:
         for path in ("", "d", "d/e", "d/g"):
@@ -88,7 +88,7 @@ def test_a_tree_that_remembers_looks_again_after_each_change_of_its_own(tmp_path
         same()
         change()
         same()
-    assert told == [
+    assert steps == [
         f"seal.{name}"
         for name in ("unlink", "put_f", "replace", "opaque", "unopaque", "attributes", "rmdir", "remove")
     ]

@@ -127,7 +127,9 @@ def test_terabytes_of_nothing_cost_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_many_small_holes_are_told_apart_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_holes_are_distinguished_only_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(content, "RANGES_MAX", 8)
     path = hole(tmp_path / "comb", 64 * 4 * BLOCK, {at * 4 * BLOCK: b"tooth" for at in range(64)})
     with open(path, "rb") as file:

@@ -199,11 +199,11 @@ def test_a_file_that_the_disk_cannot_read_is_damaged_as_one_with_other_bytes_is(
         for replace in unreadable(path):
             os.unlink(path)
             replace()
-            told = {damage.file: damage for damage in check(stack.root)}
-            assert told[name].found_by == "reading it" and set(told) <= {
+            damages = {damage.file: damage for damage in check(stack.root)}
+            assert damages[name].found_by == "reading it" and set(damages) <= {
                 name,
                 f"manifests/{FIRST_VERSION}.json",
-            }, (name, told)
+            }, (name, damages)
             if name in files.needed:
                 with pytest.raises(StoreCorrupt) as caught:
                     Store.open(stack.root)

@@ -1,7 +1,7 @@
 """Every name that an acknowledgment rests on is synced where the file system keeps no order of its own: each
 new name's directory, after it.
 
-The history of the kill harness runs once, with the library told that nothing orders its acts, as on btrfs or
+The history of the kill harness runs once, as on a file system that does not order its acts, such as btrfs or
 an ext4 without a journal. Each call that makes a name is noted with the inode of its directory, each fsync of
 a directory takes its notes away, a syncfs takes all.
 """

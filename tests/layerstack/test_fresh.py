@@ -450,6 +450,6 @@ def test_times_that_a_head_which_moved_last_asked_for_are_known_after_a_restart(
 
     stack.store.step = step
     a.publish()
-    told = recorded(stack.store.layers.of(stack.store.head)[0])
+    times = recorded(stack.store.layers.of(stack.store.head)[0])
     stack.reopen()
-    assert told is not None and recorded(stack.store.layers.of(stack.store.head)[0]) == told
+    assert times is not None and recorded(stack.store.layers.of(stack.store.head)[0]) == times

@@ -41,21 +41,21 @@ class History:
     def __init__(self, stack: Stack, seed: int) -> None:
         self.stack, self.random = stack, random.Random(seed)
         self.sessions: list[Session] = []
-        self.told: list[str] = [f"seed {seed}"]
+        self.log: list[str] = [f"seed {seed}"]
         self.steps = 0
 
     def step(self) -> None:
         self.steps += 1
         if len(self.sessions) < 2 or (len(self.sessions) < 3 and self.random.random() < 0.2):
             self.sessions.append(self.stack.session())
-            self.told.append(f"{self.sessions[-1].view[-2:]} opens")
+            self.log.append(f"{self.sessions[-1].view[-2:]} opens")
             return
         session = self.random.choice(self.sessions)
         what = self.random.choices(
             (self.edit, self.build, self.restore, self.add, self.rebase, self.publish, self.rollback),
             (8, 6, 2, 1, 2, 5, 1),
         )[0]
-        self.told.append(f"{session.view[-2:]} {what.__name__}")
+        self.log.append(f"{session.view[-2:]} {what.__name__}")
         what(session)
 
     def edit(self, session: Session) -> None:
@@ -66,11 +66,11 @@ class History:
         else:
             put(session.at("new"), text)
             os.rename(session.at("new"), session.at(path))
-        self.told[-1] += f" {path}"
+        self.log[-1] += f" {path}"
 
     def build(self, session: Session) -> None:
         target = self.random.choice(("everything", *OUTPUTS))
-        self.told[-1] += f" {target}"
+        self.log[-1] += f" {target}"
         run(session, "make", "-s", target)
 
     def restore(self, session: Session) -> None:
@@ -88,7 +88,7 @@ class History:
         try:
             session.upper.rebase()
         except PublishRejected:
-            self.told[-1] += " refused"
+            self.log[-1] += " refused"
         session.mount()
         self.check(session.view)
 
@@ -96,14 +96,14 @@ class History:
         try:
             session.publish()
         except PublishRejected:
-            self.told[-1] += " refused"
+            self.log[-1] += " refused"
             session.upper.discard()
         self.sessions.remove(session)
 
     def rollback(self, session: Session) -> None:
         head = self.stack.store.head.version
         wanted = self.random.randint(max(1, head - 2), head)
-        self.told[-1] = f"rollback to {wanted}"
+        self.log[-1] = f"rollback to {wanted}"
         with contextlib.suppress(NotFound):  # a squash has folded it
             self.stack.store.rollback(wanted, owner="o", request_id="r")
 
@@ -119,7 +119,7 @@ class History:
         finally:
             shutil.rmtree(copy)
         stale = [path for path in OUTPUTS if found[0][path] != found[1][path]]
-        assert not stale, f"{stale} after\n" + "\n".join(self.told)
+        assert not stale, f"{stale} after\n" + "\n".join(self.log)
 
 
 def play(stack: Stack, seeds: range, steps: int) -> None:

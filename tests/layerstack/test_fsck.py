@@ -202,14 +202,14 @@ def test_whatever_is_changed_in_a_layer_is_named(stack: Stack) -> None:
         os.mknod(f"{aside}/f", stat.S_IFCHR, 0)
         assert found(stack.root) == {}
         change()
-        told = found(stack.root)
+        reported = found(stack.root)
         file = f"{mine}/{path}" if path else mine
-        assert file in told and all(name == mine or name.startswith(f"{mine}/") for name in told), (
+        assert file in reported and all(name == mine or name.startswith(f"{mine}/") for name in reported), (
             change.__name__,
-            told,
+            reported,
         )
         if change not in (redirect, odd_mark):
-            assert "digest is" in told[mine], (change.__name__, told)
+            assert "digest is" in reported[mine], (change.__name__, reported)
         fsync.remove_tree(f"{stack.root}/{mine}")
         os.rename(aside, f"{stack.root}/{mine}")
     stack.store = Store.open(stack.root)
@@ -320,8 +320,8 @@ def test_documents_that_are_whole_but_in_anothers_place_are_named(stack: Stack) 
     ):
         good = get(f"{stack.root}/{name}")
         put(f"{stack.root}/{name}", get(f"{stack.root}/{other}"))
-        told = found(stack.root)
-        assert told and (name in told or name == "manifest.json"), (name, told)
+        reported = found(stack.root)
+        assert reported and (name in reported or name == "manifest.json"), (name, reported)
         put(f"{stack.root}/{name}", good)
     assert found(stack.root) == {}
     stack.store = Store.open(stack.root)
@@ -364,8 +364,10 @@ def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one
             )
             assert found(stack.root) == {name: f"is based on version 99, the head is {last + 1}"}
         put(f"{stack.root}/{name}", wrong)
-        told = found(stack.root)
-        assert list(told) == [name] and told[name].startswith("names other layers than version"), told
+        reported = found(stack.root)
+        assert list(reported) == [name] and reported[name].startswith("names other layers than version"), (
+            reported
+        )
         put(f"{stack.root}/{name}", good)
     stack.store = Store.open(stack.root)
     with stack.store.checking() as looking:
@@ -440,9 +442,9 @@ def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_th
     stack: Stack,
 ) -> None:
     stack.store.close()
-    (told,) = check(stack.root, base=True)
+    (reported,) = check(stack.root, base=True)
     assert (
-        told.file == "base/B000001-base" and told.found_by == "hash"
+        reported.file == "base/B000001-base" and reported.found_by == "hash"
     )  # the stack of these tests says that its hash is zeros
     file = f"{stack.root}/workspace.json"
     looking = base_hash.tree_hash(stack.base, lambda error: None)
@@ -468,15 +470,15 @@ def test_a_check_of_an_open_store_goes_on_beside_publishes_squashes_and_discards
 ) -> None:
     rich(stack)
     with stack.store.checking() as looking:
-        told: list[Damage] = []
+        reported: list[Damage] = []
         for n, part in enumerate(looking.parts()):
             stack.store.update_file("count", _numbered(n), owner="o", request_id="r")
             if n == 2:
                 stack.store.squash()
             if part.startswith("draft "):
                 stack.store.discard_draft(part.partition(" ")[2])
-            told += [damage for damage in looking.of(part) if damage is not None]
-        assert told == []
+            reported += [damage for damage in looking.of(part) if damage is not None]
+        assert reported == []
     assert not stack.store.replaced, "the lease was not given back"
 
 
@@ -526,15 +528,15 @@ def test_a_check_is_taken_up_again_after_any_of_its_parts(stack: Stack) -> None:
 
 
 @on_a_stack({**BASE}, namespaces=("trusted",))
-def test_a_layer_that_lost_everything_is_told_in_bounded_many_lines(stack: Stack) -> None:
+def test_a_layer_that_lost_everything_is_reported_in_bounded_many_lines(stack: Stack) -> None:
     a = stack.session()
     for n in range(1000):
         put(a.at(f"many/{n}"))
     done = a.publish()
     stack.store.close()
     fsync.remove_tree(f"{stack.root}/layers/{done.layer_id}/many")
-    told = list(check(stack.root))
-    assert len(told) == trees.PER_TREE + 2 and "901 more" in told[-2].what
+    reported = list(check(stack.root))
+    assert len(reported) == trees.PER_TREE + 2 and "901 more" in reported[-2].what
     fsync.remove_tree(f"{stack.root}/layers/{done.layer_id}")
     (gone,) = {damage.file for damage in check(stack.root)}
     assert gone == f"layers/{done.layer_id}"

@@ -1,5 +1,5 @@
-"""What a killed git leaves half done is no work of a session: told by name, in git directories, where no base
-has it.
+"""What a killed git leaves half done is no work of a session: recognised by name, in git directories, where
+no base has it.
 """
 
 from __future__ import annotations

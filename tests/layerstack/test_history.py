@@ -264,7 +264,7 @@ def test_long_differences_come_in_pages_and_long_patches_are_cut_between_hunks(s
 
 
 @on_a_stack(BASE)
-def test_the_difference_of_a_draft_is_told_against_its_base_and_against_the_head(stack: Stack) -> None:
+def test_the_difference_of_a_draft_is_reported_against_its_base_and_against_the_head(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     for session, word in ((a, "theirs"), (b, "ours")):
         put(session.at("f"), TEXT.replace("line 7\n", f"{word}\n"))

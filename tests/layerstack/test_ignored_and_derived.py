@@ -1,5 +1,5 @@
 """Ignored files that both sides changed, and what tools derive: what merges, what is replaced or dropped, and
-that it is told.
+that it is reported.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 TEN = "".join(f"line {n}\n" for n in range(10))
 
 
-def told(session: Session) -> list[tuple[str, str]]:
-    """Publish; the notices, which a preview told alike."""
+def published_notices(session: Session) -> list[tuple[str, str]]:
+    """Publish; the notices, which a preview shows alike."""
     before = session.upper.preview()
     assert before.would_publish and not before.conflicts
     done = session.publish()
@@ -30,12 +30,12 @@ def test_ignored_text_merges_by_lines(stack: Stack) -> None:
     put(a.at(".env"), "ALICE=1\n" + TEN)
     put(b.at(".env"), TEN + "BOB=1\n")
     a.publish()
-    assert told(b) == []
+    assert published_notices(b) == []
     assert stack.shows()[".env"] == "ALICE=1\n" + TEN + "BOB=1\n"
 
 
 @on_a_stack({".gitignore": ".env\n*.bin\n", ".env": "X=1\n", "o.bin": b"\0one", "gone.bin": b"\0"})
-def test_what_does_not_merge_is_the_last_writers_and_whose_was_replaced_is_told(stack: Stack) -> None:
+def test_what_does_not_merge_is_the_last_writers_and_whose_was_replaced_is_reported(stack: Stack) -> None:
     a, b = stack.session(agent="alice"), stack.session()
     for session, name in ((a, "ALICE"), (b, "BOB")):
         put(session.at(".env"), f"X=1\n{name}=1\n")
@@ -45,7 +45,7 @@ def test_what_does_not_merge_is_the_last_writers_and_whose_was_replaced_is_told(
     os.unlink(b.at("gone.bin"))
     a.publish()
     preview = b.upper.preview().notices
-    assert told(b) == [("replaced", path) for path in (".env", "gone.bin", "new.bin", "o.bin")]
+    assert published_notices(b) == [("replaced", path) for path in (".env", "gone.bin", "new.bin", "o.bin")]
     assert all(
         notice.theirs is not None and notice.theirs.agent == "alice" and notice.theirs.manifest_version == 2
         for notice in preview
@@ -120,7 +120,7 @@ def test_byte_code_never_conflicts_and_what_is_dropped_is_counted(stack: Stack) 
     put(c.at("new"), "c\n")
     os.unlink(c.at(cache))
     for session in (b, c):
-        assert told(session) == [("derived", cache)]
+        assert published_notices(session) == [("derived", cache)]
         assert stack.store.snapshot().read_bytes(cache) == theirs, "the head's"
 
 
@@ -131,14 +131,14 @@ def test_byte_code_neither_brings_a_package_back_nor_keeps_it_from_going(stack: 
     compiled(b, "d/m.py")
     put(b.at("else"), "b\n")
     a.publish()
-    assert [kind for kind, _ in told(b)] == ["derived"]
+    assert [kind for kind, _ in published_notices(b)] == ["derived"]
     assert not [path for path in stack.shows() if path.startswith("d")]
     stack.store.rollback(1, owner="o", request_id="r")
     d, e = stack.session(), stack.session()
     compiled(d, "d/m.py")
     shutil.rmtree(e.at("d"))
     d.publish()
-    assert [kind for kind, _ in told(e)] == ["derived"]
+    assert [kind for kind, _ in published_notices(e)] == ["derived"]
     assert not [path for path in stack.shows() if path.startswith("d")]
 
 
@@ -171,14 +171,14 @@ TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# a cache\n"
         "own/f": b"\0",
     }
 )
-def test_caches_are_told_by_name_or_by_their_tag_and_never_conflict(stack: Stack) -> None:
+def test_caches_are_recognised_by_name_or_by_their_tag_and_never_conflict(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     for session, name in ((a, b"\0a"), (b, b"\0b")):
         for path in ("target/app", ".mypy_cache/3.11/x.json", "w/node_modules/.cache/y", "t.tsbuildinfo"):
             put(session.at(path), name)
     put(b.at("f"), "f\n")
     a.publish()
-    assert told(b) == [("derived", ".mypy_cache/3.11/x.json")]
+    assert published_notices(b) == [("derived", ".mypy_cache/3.11/x.json")]
     assert stack.shows()["target/app"] == "\0a"
     c, d = stack.session(), stack.session()
     put(c.at("own/f"), b"\0c")
@@ -230,7 +230,7 @@ def test_what_is_not_ignored_beside_a_tag_is_judged_as_source(stack: Stack) -> N
         "c/gone": "modify_delete",
         "c/new": "add_add",
     }
-    assert told(c) == [("derived", "c/m.o")], "what is ignored there still is a cache"
+    assert published_notices(c) == [("derived", "c/m.o")], "what is ignored there still is a cache"
     shows = stack.shows()
     assert shows["c/text"] == "A\n" + TEN + "C\n" and shows["c/m.o"] == "\0A"
 
@@ -246,7 +246,7 @@ def test_a_directory_with_a_tag_that_one_side_removed_keeps_the_others_sources(s
     put(c.at("o"), "C\n")
     a.publish()
     assert b.rejected() == {"c/f": "modify_delete", "c/new": "parent"}
-    assert told(c) == [("derived", "c/m.o")]
+    assert published_notices(c) == [("derived", "c/m.o")]
     stack.store.rollback(1, owner="o", request_id="r")
     d, e = stack.session(), stack.session()
     put(d.at("c/f"), "D\n")
@@ -280,7 +280,7 @@ def test_a_database_beside_a_tag_is_a_cache_only_where_it_is_ignored(stack: Stac
     put(b.at("c/f.db-wal"), b"b")
     a.publish()
     assert b.rejected() == {"c/f.db": "unit"}
-    assert told(c) == [("derived", "c/i.db")]
+    assert published_notices(c) == [("derived", "c/i.db")]
 
 
 def test_a_notice_says_on_the_wire_what_it_is_about() -> None:

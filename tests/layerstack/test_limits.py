@@ -99,19 +99,19 @@ def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_bef
     s: Stack,
 ) -> None:
     store = s.store
-    told: list[tuple[str, int | None]] = []
+    squashes: list[tuple[str, int | None]] = []
 
     def on_squash(why: str, done: Squashed | Exception | None) -> None:
         assert not isinstance(done, Exception)
-        told.append((why, None if done is None else len(done.blocks[0].replaced_layer_ids)))
+        squashes.append((why, None if done is None else len(done.blocks[0].replaced_layer_ids)))
 
     store.auto_squash.squash_at, store.auto_squash.on_squash = SQUASH_AT, on_squash
     grow(s, SQUASH_AT)
-    assert told == []
+    assert squashes == []
     session = s.session()  # it keeps the newest layer apart
     put(session.at("mine"), "mine\n")
     session.publish()
-    assert told == [("fold_at", None), ("fold_at", SQUASH_AT - 2)]
+    assert squashes == [("fold_at", None), ("fold_at", SQUASH_AT - 2)]
     assert [layer.layer_id[0] for layer in store.head.layers] == ["L", "L", "S", "B"]
     assert s.shows()["n/1"] == "n/1" and s.shows()["mine"] == "mine\n"
 
@@ -166,7 +166,7 @@ def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: S
 
 
 @on_a_stack(BASE, namespaces=("user",))
-def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fits_without_it(
+def test_a_damaged_layer_that_a_fold_meets_is_reported_and_stops_no_publish_that_fits_without_it(
     s: Stack,
 ) -> None:
     store = s.store

@@ -796,7 +796,7 @@ def test_names_that_others_take_for_one_stay_apart_in_every_layer_squash_and_exp
 
 
 @on_a_stack({"scratch": "base\n"})
-def test_sessions_see_nothing_of_each_other_and_the_second_to_publish_is_told(stack: Stack) -> None:
+def test_sessions_see_nothing_of_each_other_and_the_second_to_publish_is_rejected(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     put(a.at("scratch"), "a\n")
     os.unlink(b.at("scratch"))

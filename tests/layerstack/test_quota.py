@@ -1,5 +1,5 @@
 """Quotas of a store: refused before anything is written, nothing of the refused work is lost, and what is
-used is told from metadata alone.
+used is read from metadata alone.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def test_every_way_to_publish_is_refused_before_anything_is_written_and_goes_on_
     reopened = s.session(draft_id=draft.draft_id)
     before, head = on_disk(s), s.store.head
 
-    told = {"reason": "quota_bytes", "limit": 1000, "used": 610}
-    assert refused(session.publish) == {**told, "wanted": 500}
-    assert refused(reopened.publish) == {**told, "wanted": 400}
-    assert refused(lambda: write(s, "b", 391)) == {**told, "wanted": 391}
+    expected = {"reason": "quota_bytes", "limit": 1000, "used": 610}
+    assert refused(session.publish) == {**expected, "wanted": 500}
+    assert refused(reopened.publish) == {**expected, "wanted": 400}
+    assert refused(lambda: write(s, "b", 391)) == {**expected, "wanted": 391}
     previewed = session.upper.preview()
     assert (previewed.would_publish, previewed.no_op, previewed.conflicts) == (False, False, ())
     assert isinstance(previewed.refused, QuotaExceeded) and previewed.refused.details["wanted"] == 500
@@ -119,14 +119,14 @@ def test_layers_are_counted_above_the_base_and_a_rollback_is_one(s: Stack) -> No
     s.store.quota.layers = 2
     session = s.session()
     put(session.at("mine"), "mine\n")
-    told = {"reason": "quota_layers", "limit": 2, "used": 2, "wanted": 1}
+    expected = {"reason": "quota_layers", "limit": 2, "used": 2, "wanted": 1}
     before = on_disk(s)
-    assert refused(session.publish) == refused(lambda: write(s, "b", 1)) == told
-    assert refused(lambda: s.store.rollback(2, owner="o", request_id="r")) == told
+    assert refused(session.publish) == refused(lambda: write(s, "b", 1)) == expected
+    assert refused(lambda: s.store.rollback(2, owner="o", request_id="r")) == expected
     assert on_disk(s) == before
     assert s.store.rollback(3, owner="o", request_id="r").no_op
     s.store.squash()  # the session keeps only the newest apart: nothing is folded
-    assert refused(session.publish) == told
+    assert refused(session.publish) == expected
     s.store.quota.layers = 3
     assert s.store.rollback(2, owner="o", request_id="r").manifest.version == 4
 
@@ -160,8 +160,8 @@ def test_a_rollback_that_would_copy_more_of_the_base_than_fits_is_refused_before
     steps: list[str] = []
     s.store.step = steps.append
     s.store.quota.bytes = 6
-    told = refused(lambda: s.store.rollback(1, owner="o", request_id="r"))
-    assert told == {"reason": "quota_bytes", "limit": 6, "used": 3, "wanted": 4}
+    expected = refused(lambda: s.store.rollback(1, owner="o", request_id="r"))
+    assert expected == {"reason": "quota_bytes", "limit": 6, "used": 3, "wanted": 4}
     assert steps == ["rollback.compare"]
     s.store.quota.bytes = 7
     s.store.rollback(1, owner="o", request_id="r")
@@ -216,7 +216,7 @@ def test_what_only_the_publisher_keeps_does_not_count_against_its_own_work(s: St
 
 @on_a_stack(BASE)
 def test_of_two_publishes_at_once_with_room_for_one_the_other_is_refused_and_keeps_its_work(s: Stack) -> None:
-    for quota, told in (
+    for quota, expected in (
         ("bytes", {"limit": 1500, "used": 1000, "wanted": 1000}),
         ("layers", {"limit": 3, "used": 3, "wanted": 1}),
     ):
@@ -257,7 +257,10 @@ def test_of_two_publishes_at_once_with_room_for_one_the_other_is_refused_and_kee
             session for session in sessions if isinstance(outcomes[session.upper.session_id], Exception)
         ]
         error = outcomes[loser.upper.session_id]
-        assert isinstance(error, QuotaExceeded) and (error.reason, error.details) == (f"quota_{quota}", told)
+        assert isinstance(error, QuotaExceeded) and (error.reason, error.details) == (
+            f"quota_{quota}",
+            expected,
+        )
         assert os.listdir(f"{s.root}/staging") == [] and len(s.layer_dirs()) == len(s.store.head.layers) - 1
         loser.mount()
         assert len(get(loser.at(f"{quota}-{loser.upper.session_id}"))) == (1000 if quota == "bytes" else 0)
@@ -297,14 +300,14 @@ def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_w
 ) -> None:
     store = s.store
     store.quota.layers, store.auto_squash.squash_at = 3, 450
-    told: list[str] = []
-    store.auto_squash.on_squash = lambda why, done: told.append(
+    expected: list[str] = []
+    store.auto_squash.on_squash = lambda why, done: expected.append(
         f"{why} {'begins' if done is None else 'ends'}"
     )
     for size in range(1, 12):
         write(s, "a", size)
         assert len(store.head.layers) <= 4
-    assert told[:2] == ["quota_layers begins", "quota_layers ends"] and len(told) == 8
+    assert expected[:2] == ["quota_layers begins", "quota_layers ends"] and len(expected) == 8
     store.quota.layers, store.quota.bytes = None, 500
     for size in range(200, 230):
         write(s, "a", size)
@@ -339,9 +342,9 @@ def test_a_store_without_limits_says_nothing_of_a_quota_and_one_with_them_what_i
     def body(s: Stack) -> None:
         assert s.store.layer_stats()["quota"] is None
         s.store.quota.bytes = 10
-        told = s.store.layer_stats()["quota"]
-        sessions = told.pop("sessions")
-        assert told == {
+        expected = s.store.layer_stats()["quota"]
+        sessions = expected.pop("sessions")
+        assert expected == {
             "bytes": 10,
             "layers": None,
             "used_bytes": 0,

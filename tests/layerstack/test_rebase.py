@@ -72,7 +72,7 @@ def test_throwing_the_session_away_leaves_the_draft_as_it_was(stack: Stack) -> N
 
 
 @on_a_stack(BASE)
-def test_conflicts_are_all_told_and_nothing_has_happened(stack: Stack) -> None:
+def test_conflicts_are_all_reported_and_nothing_has_happened(stack: Stack) -> None:
     draft, _ = work(stack)
     stack.store.update_file(
         "f", lambda _: TEXT.replace("line 3\n", "tres\n").encode(), owner="o", request_id="r"

@@ -73,7 +73,7 @@ def test_it_goes_on_with_both_sides_and_publishes_its_own_alone(stack: Stack) ->
 
 
 @on_a_stack(BASE)
-def test_a_conflict_is_told_with_all_others_and_the_session_stands_where_it_stood(stack: Stack) -> None:
+def test_a_conflict_is_reported_with_all_others_and_the_session_stands_where_it_stood(stack: Stack) -> None:
     session = stack.session()
     ours(session)
     before = look(session)
@@ -116,7 +116,7 @@ def test_again_and_again_and_with_nothing_of_its_own(stack: Stack) -> None:
 
 
 @on_a_stack({**BASE, ".gitignore": "*.o\n", "s/x": "x\n"})
-def test_what_it_had_and_has_no_more_is_told_once(stack: Stack) -> None:
+def test_what_it_had_and_has_no_more_is_reported_once(stack: Stack) -> None:
     session = stack.session()
     os.mkfifo(session.at("pipe"))
     shutil.rmtree(session.at("s"))

@@ -278,7 +278,9 @@ def test_there_is_no_log_to_tear_and_a_torn_or_spoilt_file_of_a_layer_is_named_a
 
 
 @on_a_stack({**{f"f{n}": LONG for n in range(6)}, "d/x": "x\n", "gone": "x\n"})
-def test_every_conflict_is_told_and_the_rest_of_the_work_is_carried_over_to_the_head(stack: Stack) -> None:
+def test_every_conflict_is_reported_and_the_rest_of_the_work_is_carried_over_to_the_head(
+    stack: Stack,
+) -> None:
     theirs, ours = stack.session(), stack.session(agent="bob")
     for n in range(3):
         put(theirs.at(f"f{n}"), LONG.replace("line 9\n", "theirs\n"))

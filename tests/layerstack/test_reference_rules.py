@@ -1,4 +1,5 @@
-"""What a publish decides where it is told to do as the reference system does: edits of neighbouring lines."""
+"""What a publish decides where it is configured to do as the reference system does: edits of neighbouring
+lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is only told: where a renamed file is now, and which names of a hard link were parted."""
+"""What is only reported: where a renamed file is now, and which names of a hard link were parted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from layerstack.model.conflict import Renamed
 from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 
-def told(session: Session) -> list[tuple[str, str, dict[str, str]]]:
-    """Of a publication, which a preview told alike: kind, path, where which side has it."""
+def published_notices(session: Session) -> list[tuple[str, str, dict[str, str]]]:
+    """Notices of a publication, which a preview shows alike: kind, path, where which side has it."""
     before = session.upper.preview().notices
     done = session.publish()
     assert done.notices == before
@@ -58,7 +58,7 @@ def test_a_renamed_directory_says_where_what_was_edited_or_added_in_it_would_be(
 
 
 @on_a_stack({"f": "f\n", "d/a": "a\n", "d/b": "b\n", "same": "s\n", "gone": "g\n"})
-def test_what_both_renamed_to_different_names_is_told_and_there_twice(stack: Stack) -> None:
+def test_what_both_renamed_to_different_names_is_reported_and_there_twice(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     for session, to in ((a, "A"), (b, "B")):
         os.rename(session.at("f"), session.at(f"f{to}"))
@@ -66,7 +66,7 @@ def test_what_both_renamed_to_different_names_is_told_and_there_twice(stack: Sta
         os.rename(session.at("same"), session.at("alike"))
         os.unlink(session.at("gone"))
     a.publish()
-    assert told(b) == [
+    assert published_notices(b) == [
         ("rename_rename", "d", {"ours": "dB", "theirs": "dA"}),
         ("rename_rename", "f", {"ours": "fB", "theirs": "fA"}),
     ]
@@ -74,7 +74,7 @@ def test_what_both_renamed_to_different_names_is_told_and_there_twice(stack: Sta
 
 
 @on_a_stack({"x": "x\n"})
-def test_a_name_of_a_published_hard_link_that_was_written_to_is_told_with_the_names_that_were_not(
+def test_a_name_of_a_published_hard_link_that_was_written_to_is_reported_with_the_names_that_were_not(
     stack: Stack,
 ) -> None:
     first = stack.session()

@@ -66,14 +66,14 @@ COUNT = "select count(*) from t"
 
 def the_conflict(session: Session) -> Conflict:
     """The only one, as a preview, a rebase and a publication tell it alike."""
-    told = session.upper.preview().conflicts
+    previewed = session.upper.preview().conflicts
     for attempt in (session.upper.rebase, session.publish):
         session.umount()
         with pytest.raises(PublishRejected) as caught:
             attempt()
-        assert caught.value.conflicts == told and len(told) == 1
+        assert caught.value.conflicts == previewed and len(previewed) == 1
     session.mount()
-    return told[0]
+    return previewed[0]
 
 
 @on_a_stack({"x": "x\n"})
@@ -102,11 +102,11 @@ def test_it_is_the_other_way_round_as_well_and_so_it_is_for_a_draft(stack: Stack
     leave_open(b.at("app.db"), "update t set n = 7")
     b.publish()
     draft = a.keep()
-    told = stack.store.preview_draft(draft.draft_id).conflicts
-    assert [(conflict.path, conflict.cls) for conflict in told] == [("app.db", "unit")]
+    previewed = stack.store.preview_draft(draft.draft_id).conflicts
+    assert [(conflict.path, conflict.cls) for conflict in previewed] == [("app.db", "unit")]
     with pytest.raises(PublishRejected) as caught:
         stack.session(draft_id=draft.draft_id, draft_base="head")
-    assert caught.value.conflicts == told
+    assert caught.value.conflicts == previewed
     os.rmdir(f"{stack.folder}/s{len(stack.sessions)}")
     again = stack.session(draft_id=draft.draft_id)
     assert again.rejected() == {"app.db": "unit"}
@@ -130,18 +130,18 @@ def test_an_open_wal_is_carried_whole_where_the_other_side_wrote_elsewhere(stack
 
 
 @on_a_stack({"x": "x\n", ".gitignore": "app.db*\n"})
-def test_an_ignored_database_is_the_last_writers_as_a_whole_and_that_is_told(stack: Stack) -> None:
+def test_an_ignored_database_is_the_last_writers_as_a_whole_and_that_is_reported(stack: Stack) -> None:
     with_database(stack)
     a, b = stack.session(), stack.session()
     make(a.at("app.db"), MANY)
     leave_open(b.at("app.db"), "update t set n = 7")
     a.publish()
-    told = b.upper.preview().notices
+    previewed = b.upper.preview().notices
     done = b.publish()
-    assert done.notices == told and [(notice.kind, notice.path, notice.unit) for notice in told] == [
-        ("replaced", "app.db", "sqlite")
-    ]
-    assert told[0].theirs is not None and told[0].theirs.owner == "s1"
+    assert done.notices == previewed and [
+        (notice.kind, notice.path, notice.unit) for notice in previewed
+    ] == [("replaced", "app.db", "sqlite")]
+    assert previewed[0].theirs is not None and previewed[0].theirs.owner == "s1"
     c = stack.session()
     assert ask(c.at("app.db"), "select n from t") == [(7,)], (
         "the whole of b's, though b's app.db is the base's"
@@ -490,9 +490,9 @@ def test_an_ignored_unit_whose_directory_the_head_removed_comes_back_whole(above
         shutil.rmtree(a.at(above))
         put(b.at(f"{place}/000003.log"), "3 and more\n")
         a.publish()
-        told = b.upper.preview()
+        previewed = b.upper.preview()
         assert [(notice.kind, notice.path) for notice in b.publish().notices] == [("replaced", place)]
-        assert [(notice.kind, notice.path) for notice in told.notices] == [("replaced", place)]
+        assert [(notice.kind, notice.path) for notice in previewed.notices] == [("replaced", place)]
         shown = stack.shows()
         assert {path.rpartition("/")[2] for path in shown if path.startswith(place + "/")} == {
             path[3:] for path in LEVELDB
@@ -607,7 +607,7 @@ def test_the_matching_directories_of_a_path_are_those_of_a_unit_that_saw_no_othe
             assert unit.roots_of(path) == NamedUnits("u", root, ["f"]).roots_of(path), (root, path)
 
 
-def test_the_members_of_many_units_are_told_without_asking_each_of_them() -> None:
+def test_the_members_of_many_units_are_listed_without_asking_each_of_them() -> None:
     """Each conflict asked each torn unit: a preview of 600 databases that both sides changed asked 720,000
     times, one of 3,000 took minutes.
     """

@@ -91,7 +91,7 @@ def test_writing_over_a_huge_file_reads_no_more_of_it_than_asked(stack: Stack) -
 
 
 @on_a_stack({"f": TEXT})
-def test_what_is_published_already_is_synced_before_anybody_is_told_so(stack: Stack) -> None:
+def test_what_is_published_already_is_synced_before_it_is_reported(stack: Stack) -> None:
     a = stack.session()
     put(a.at("f"), "new\n")
     stack.store.step = refusing("commit.fsync_manifest", code=errno.EIO)

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     mutant: Mutant
     noticed: bool
     seconds: float
-    told: str
+    output: str
     """The end of pytest's output."""
 
 

@@ -71,4 +71,4 @@ def test_a_run_tells_a_mutant_that_is_noticed_from_one_that_changes_nothing() ->
 def test_each_mutant_is_noticed(mutant: Mutant) -> None:
     with copied() as copy:
         outcome = copy.run(mutant)
-    assert outcome.noticed, f"{mutant.file}: {mutant.what}\n{outcome.told}"
+    assert outcome.noticed, f"{mutant.file}: {mutant.what}\n{outcome.output}"
