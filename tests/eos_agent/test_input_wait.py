@@ -1,4 +1,4 @@
-"""Programs that wait for input on their terminal are told by what the kernel says, and no others."""
+"""Programs that wait for input on their terminal are recognised by what the kernel says, and no others."""
 
 from __future__ import annotations
 
