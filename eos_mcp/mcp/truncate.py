@@ -131,6 +131,8 @@ def _file_read(reply: Reply, page: int = BUDGET) -> Reply:
         files = rows(reply["files"])
         share = max(2000, page // max(1, len(files)))
         return {**reply, "files": [_file_read(dict(one), share) for one in files]}
+    if "media_type" in reply:  # its bytes are taken out of the reply
+        return reply
     if "content" not in reply:
         return truncate_rows.bounded(reply, page)
     content = str(reply["content"])
@@ -160,7 +162,16 @@ def _file_list(reply: Reply) -> Reply:
     kept = _first(entries)
     if len(kept) == len(entries):
         return reply
-    return {**reply, "entries": kept, "truncated": True, "next": _cursor_after(kept[-1])}
+    following = entries[len(kept)]
+    more = _cursor_at(following) if "name" not in following else _cursor_after(kept[-1])
+    return {**reply, "entries": kept, "truncated": True, "next": more}
+
+
+def _cursor_at(entry: Object) -> str:
+    """Return a cursor of a listing by glob in the agent's form: `./` and the bytes of the first path."""
+    path = entry.get("path_b64")
+    raw = base64.b64decode(path) if path else str(entry["path"]).encode()
+    return base64.urlsafe_b64encode(b"./" + raw).decode("ascii")
 
 
 def _cursor_after(entry: Object) -> str:

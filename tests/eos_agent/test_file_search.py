@@ -5,61 +5,24 @@ from __future__ import annotations
 import json
 import os
 import select
-import time
-import warnings
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from eos_agent.files.mounted import perform_in_mount
-from eos_agent.files.search import KILL_S, PAGE_BYTES, PAGE_MATCHES, Place, Tell, compile_glob, place_of
+from eos_agent.files.globs import compile_glob
+from eos_agent.files.search import KILL_S, PAGE_BYTES, PAGE_MATCHES, Place, Tell, place_of
 from eos_agent.init.loop import MAX_WORKERS
-from eos_agent.init.worker import Work, Worker
 from eos_agent.wire.protocol import OperationError
 
 from .agent_process import Agent, Failed
+from .child_calls import FileTree, aside
 
 
-def aside(work: Work, limit_s: float | None = 30.0) -> dict[str, Any]:
-    """The reply of work(), made in a child as an init makes it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child has one thread, and ends by os._exit
-        child = Worker(1, work, limit_s)
-    try:
-        while True:
-            left = None if child.due is None else max(0.0, child.due - time.monotonic())
-            if not select.select([child.fd], [], [], left)[0]:
-                child.expire(time.monotonic())
-                continue
-            reply = child.read()
-            if reply is not None:
-                return reply
-    finally:
-        child.close()
-        os.waitpid(child.pid, 0)
-
-
-class Tree:
-    def __init__(self, root: str) -> None:
-        self.root = root
-
-    def put(self, path: str, content: bytes | str) -> None:
-        full = os.path.join(self.root, path)
-        os.makedirs(os.path.dirname(full), exist_ok=True)
-        with open(full, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-
+class Tree(FileTree):
     def reply(self, pattern: str, kill_s: float = 30.0, **args: Any) -> dict[str, Any]:
         given = {"pattern": pattern, "regex": False, "path": "", "include_ignored": False, **args}
-
-        def work(tell: Tell) -> dict[str, Any]:
-            try:
-                return {"result": perform_in_mount("search", self.root, given, None, tell)[0]}
-            except OperationError as error:
-                return error.envelope()
-
-        return aside(work, kill_s)
+        return self.ask("search", given, kill_s)
 
     def search(self, pattern: str, **args: Any) -> dict[str, Any]:
         reply = self.reply(pattern, **args)

@@ -30,6 +30,7 @@ from eos_agent.files.dirfd import (
     parent_of,
     regular,
 )
+from eos_agent.files.glob_list import list_glob
 from eos_agent.files.move import PASSING, delete, move, passing_place, stat_path
 from eos_agent.files.patch_mount import apply_patch, undo_patch
 from eos_agent.files.search import Tell, search
@@ -51,10 +52,11 @@ def perform_in_mount(
     """Perform one file operation below `root`.
 
     Args:
-        name: read | write | edit | list | stat | delete | move | patch | search; account: look up the `user`
-            of a command; undo_patch.
+        name: read | write | edit | list | glob | stat | delete | move | patch | search; account: look up
+            the `user` of a command; undo_patch.
         args: the operation's checked arguments; `max_bytes` and `max_entries` are the configured limits. A
-            search sets a timer and limits of the process that runs it, so it needs a process of its own.
+            search and a glob set a timer and limits of the process that runs them, so each needs a process of
+            its own.
         data: the content to write.
         tell: for a search, see `search.search`.
     Returns:
@@ -268,6 +270,7 @@ _OPERATIONS: dict[str, Callable[[int, str, Mapping[str, Any]], dict[str, Any]]] 
     "read": _read,
     "edit": _edit,
     "list": _list,
+    "glob": list_glob,
     "stat": stat_path,
     "delete": delete,
     "move": move,

@@ -14,30 +14,19 @@ import contextlib
 import errno
 import os
 import re
-import resource
-import signal
 import stat
 import unicodedata  # noqa: F401  # pyright: ignore[reportUnusedImport]  # `re` imports it for \N{...}; in a session it could not open the module
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from eos_agent.files.dirfd import (
-    FILE_FLAGS,
-    directory,
-    exists,
-    lstat,
-    not_found,
-    open_regular,
-    opened,
-    parent_of,
-)
+from eos_agent.files.dirfd import FILE_FLAGS, exists, opened, parent_of
+from eos_agent.files.globs import compile_glob
+from eos_agent.files.time_and_memory import TimeUp, within
+from eos_agent.files.walk import Walk, is_directory, opened_regular
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.wire.workspace_path import resolve, shown
 from layerstack.model.conflict import path_json
-from layerstack.model.paths import join
-from layerstack.text import gitignore
-from layerstack.text.gitignore import IgnoreRules
 
 SEARCH_S = 8.0
 """Longest time of one page, in seconds."""
@@ -52,17 +41,7 @@ BLOCK_BYTES = 4 << 20
 is not found."""
 BINARY_PROBE_BYTES = 8192
 LONG_CHARACTERS = 32 * 1024
-MEMORY_BYTES = 192 << 20
-"""Memory that the process may use in addition to that at the start; an expression that backtracks over a long
-line stores each step."""
 PATTERN_BYTES = 8192
-GLOB_BYTES = 1024
-GLOB_ALTERNATIVES = 64
-IGNORE_FILE_BYTES = 1 << 20
-
-
-class _TimeUp(Exception):
-    pass
 
 
 class Place(NamedTuple):
@@ -141,73 +120,6 @@ def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
         bad("is nested too deeply or repeats too often")
 
 
-def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
-    """Compile a glob with the rules of a .gitignore line: `*.py` at any depth, `src/` all below,
-    `src/**/*.py` from the workspace root or from `top`.
-
-    `{a,b}` are alternatives, a leading `!` inverts the glob.
-    Raises:
-        OperationError: invalid_request; the glob is too long, has too many alternatives, or one that cannot
-            match (which git ignores silently).
-    """
-    if not glob:
-        return lambda _path: True
-    wanted = not glob.startswith("!")
-    patterns = list(_alternatives(glob if wanted else glob[1:]))
-    try:
-        size = len(os.fsencode(glob))
-    except UnicodeEncodeError:
-        size = GLOB_BYTES + 1
-    if size > GLOB_BYTES or len(patterns) > GLOB_ALTERNATIVES or "\n" in glob:
-        message = f"glob is not valid Unicode, too long, or has more than {GLOB_ALTERNATIVES} alternatives"
-        raise OperationError(INVALID_REQUEST, message, {"argument": "glob"}, reason="invalid_pattern")
-    lines = ["\\" + p if p.startswith(("#", "!")) else p for p in patterns]
-    nothing = next(
-        (
-            p
-            for p, line in zip(patterns, lines, strict=True)
-            if p and gitignore.parse(os.fsencode(line)) is None
-        ),
-        None,
-    )
-    if nothing is not None:
-        message = (
-            f"glob {glob!r} can match no file: {nothing!r} is not a pattern (an unclosed bracket, or "
-            f"an empty name)"
-        )
-        details = {
-            "argument": "glob",
-            "value": glob,
-            "hint": "a backslash makes the next character literal, as in \\[",
-        }
-        raise OperationError(INVALID_REQUEST, message, details, reason="invalid_pattern")
-    text = os.fsencode("\n".join(lines))
-    rules = IgnoreRules(lambda path: text if path == ".gitignore" else None)
-    skip = len(top) + 1 if top else 0
-
-    def chosen(path: str) -> bool:
-        return (rules.ignored(path, False) or (skip > 0 and rules.ignored(path[skip:], False))) is wanted
-
-    return chosen
-
-
-def _alternatives(glob: str) -> Iterator[str]:
-    """Expand braces like a shell; braces without a comma are literal. Yields at most one more than the
-    limit."""
-    pending, count = [glob], 0
-    while pending and count <= GLOB_ALTERNATIVES:
-        at = pending.pop(0)
-        found = next((m for m in re.finditer(r"\{([^{}]*)\}", at) if "," in m[1]), None)
-        if found is None:
-            count += 1
-            yield at
-        elif len(pending) > GLOB_ALTERNATIVES:
-            count = GLOB_ALTERNATIVES + 1
-            yield from [at] * (GLOB_ALTERNATIVES + 1)
-        else:
-            pending += [at[: found.start()] + part + at[found.end() :] for part in found[1].split(",")]
-
-
 def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
     """Perform one page of file_search. Sets the timer and the memory limit of the calling process, which must
     do nothing else.
@@ -224,49 +136,52 @@ def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None =
     chosen = compile_glob(args.get("glob"), top)
     limit_s = args.get("limit_s", SEARCH_S)
     page = _Page(find, start, limit_s, tell or (lambda _answer: None))
-    _bound_memory(MEMORY_BYTES)
-    signal.signal(signal.SIGALRM, _time_up)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)  # repeated: a single signal may be lost
-    try:
-        named = bool(args.get("glob")) and not args["glob"].startswith("!")
-        for path, fd in _files(
-            root_fd, top, start, chosen, ignored=args["include_ignored"], named=named, page=page
-        ):
-            try:
-                page.read(path, fd)
-            except OSError as error:
-                page.not_read(error)
-    except _Full as full:
-        page.stopped = full.why
-    except _TimeUp:
-        _stop_timer()
-        page.out_of("time")
-    except MemoryError:
-        _bound_memory(None)
-        _stop_timer()
-        page.out_of("memory")
-    _stop_timer()
+    named = bool(args.get("glob")) and not args["glob"].startswith("!")
+
+    def walk() -> None:
+        try:
+            _search_files(root_fd, top, start, chosen, page, ignored=args["include_ignored"], named=named)
+        except _Full as full:
+            page.stopped = full.why
+
+    if missing := within(limit_s, walk):
+        page.out_of(missing)
     return page.result()
 
 
-def _time_up(_signum: int, _frame: object) -> None:
-    raise _TimeUp
+def _search_files(
+    root_fd: int,
+    top: str,
+    start: Place | None,
+    chosen: Callable[[str], bool],
+    page: _Page,
+    *,
+    ignored: bool,
+    named: bool,
+) -> None:
+    """Search the regular files at or below `top` from `start` on.
 
-
-def _stop_timer() -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _bound_memory(more: int | None) -> None:
-    """Limit the growth of this process to `more` bytes; None removes the limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = hard
-    if more is not None:
-        with open("/proc/self/statm", "rb") as file:
-            limit = int(file.read().split()[0]) * resource.getpagesize() + more
-        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    named: the glob selects the files, so that only ignored directories are left out.
+    """
+    if top and not is_directory(root_fd, top):
+        with parent_of(root_fd, top) as (parent, name), opened_regular(top, name, parent) as fd:
+            try:
+                page.read(top, fd)
+            except OSError as error:
+                page.not_read(error)
+        return
+    walk = Walk(root_fd, top, None if start is None else start.path, page, include_ignored=ignored)
+    with contextlib.closing(walk.entries()) as entries:
+        for found in entries:
+            if not stat.S_ISREG(found.stat.st_mode) or not chosen(found.path):
+                continue
+            if not named and walk.excludes(found.path):
+                continue
+            try:
+                with opened(found.name, FILE_FLAGS, found.dir_fd) as fd:
+                    page.read(found.path, fd)
+            except OSError as error:
+                page.not_read(error)
 
 
 class _Full(Exception):
@@ -293,6 +208,9 @@ class _Page:
         if self.at is None or self.at.path != path:
             self._moved = self._moved or self.at is not None
             self.at = Place(path, 0, 1)
+
+    def left_out(self, path: str) -> None:
+        """Accept that an ignored directory is not searched."""
 
     def read(self, path: str, fd: int) -> None:
         """Search one file from its start, or from the start of this page."""
@@ -352,7 +270,7 @@ class _Page:
                 found = find(text[:-1] if text.endswith("\r") else text)
                 if found is not None:
                     self._found(path, line + number, text.removesuffix("\r"), found.start())
-        except (_TimeUp, MemoryError, _Full):
+        except (TimeUp, MemoryError, _Full):
             self._reach(path, block, offset, line, number)
             raise
 
@@ -429,117 +347,3 @@ class _Page:
         if self.stopped:
             found["stopped"] = self.stopped
         return found
-
-
-def _files(
-    root_fd: int,
-    top: str,
-    start: Place | None,
-    chosen: Callable[[str], bool],
-    *,
-    ignored: bool,
-    named: bool,
-    page: _Page,
-) -> Iterator[tuple[str, int]]:
-    """Yield the regular files at or below `top` from `start` on, open, in byte order of names.
-
-    `.git` and ignored entries are left out unless `top` is inside of one. named: the glob selects the files,
-    so that only ignored directories are left out.
-    """
-    if top and not _is_directory(root_fd, top):
-        with parent_of(root_fd, top) as (parent, name), opened_regular(top, name, parent) as fd:
-            yield top, fd
-        return
-    rules = IgnoreRules(lambda path: _small_file(root_fd, path))
-    below_ignored = ignored or (bool(top) and rules.ignored(top, True))
-    all_files = below_ignored or named
-    with directory(root_fd, top) as top_fd:
-        stack = [_Folder(top, os.dup(top_fd), _resume(top, start))]
-        try:
-            while stack:
-                folder = stack[-1]
-                entry = folder.next()
-                if entry is None:
-                    os.close(stack.pop().fd)
-                    continue
-                path = join(folder.path, entry)
-                if entry == ".git":
-                    continue
-                try:
-                    found = lstat(entry, folder.fd)
-                    if found is None:
-                        continue
-                    if stat.S_ISDIR(found.st_mode):
-                        if not below_ignored and rules.ignored(path, True):
-                            continue
-                        page.pass_by(
-                            path if start is None or not start.path.startswith(path + "/") else start.path
-                        )
-                        stack.append(
-                            _Folder(
-                                path,
-                                os.open(
-                                    entry,
-                                    os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
-                                    dir_fd=folder.fd,
-                                ),
-                                _resume(path, start),
-                            )
-                        )
-                    elif (
-                        stat.S_ISREG(found.st_mode)
-                        and chosen(path)
-                        and (all_files or not rules.ignored(path, False))
-                    ):
-                        with opened(entry, FILE_FLAGS, folder.fd) as fd:
-                            yield path, fd
-                except OSError as error:
-                    page.not_read(error)
-        finally:
-            for folder in stack:
-                os.close(folder.fd)
-
-
-class _Folder:
-    """A directory of the walk, and those of its names that are not visited yet."""
-
-    def __init__(self, path: str, fd: int, resume: bytes) -> None:
-        self.path, self.fd = path, fd
-        self._names = sorted((raw for raw in map(os.fsencode, os.listdir(fd)) if raw >= resume), reverse=True)
-
-    def next(self) -> str | None:
-        return os.fsdecode(self._names.pop()) if self._names else None
-
-
-def _resume(path: str, start: Place | None) -> bytes:
-    """The first name in the directory `path` not visited yet."""
-    if start is None:
-        return b""
-    prefix = path + "/" if path else ""
-    return os.fsencode(start.path[len(prefix) :].split("/", 1)[0]) if start.path.startswith(prefix) else b""
-
-
-def _is_directory(root_fd: int, path: str) -> bool:
-    with parent_of(root_fd, path) as (parent, name):
-        found = lstat(name, parent)
-        if found is None:
-            raise not_found(path)
-        return stat.S_ISDIR(found.st_mode)
-
-
-@contextlib.contextmanager
-def opened_regular(path: str, name: str, dir_fd: int) -> Generator[int]:
-    fd = open_regular(path, name, dir_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _small_file(root_fd: int, path: str) -> bytes | None:
-    """Read a .gitignore; None if it is absent or not a regular file."""
-    try:
-        with parent_of(root_fd, path) as (parent, name), opened_regular(path, name, parent) as fd:
-            return os.pread(fd, IGNORE_FILE_BYTES, 0)
-    except (OSError, OperationError):
-        return None

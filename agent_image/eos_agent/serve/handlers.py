@@ -115,7 +115,9 @@ class Handlers:
             "file_delete": self._file("delete"),
             "file_move": self._file("move"),
             "apply_patch": self._file("patch"),
-            "file_search": lambda args, request: file_calls.search(sessions, args, request.request_id),
+            "file_search": lambda args, request: file_calls.walk(
+                sessions, "search", args, request.request_id
+            ),
             "file_blame": self._history(look_back.file_blame),
             "diff_session": lambda args, request: diff_session.diff_session(
                 sessions, args, request.request_id
@@ -224,6 +226,8 @@ class Handlers:
         async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
             if args.get("paths"):
                 return await read_several(args, limits["max_bytes"], lambda one: handler(one, request))
+            if name == "list" and args.get("glob"):
+                return await file_calls.walk(self.sessions, "glob", {**limits, **args}, request.request_id)
             args.pop("paths", None)
             session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
             content = args.pop("content", None)

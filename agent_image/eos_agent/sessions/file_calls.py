@@ -76,33 +76,33 @@ async def _undo_patch(init: InitHandle, args: dict[str, Any]) -> None:
             log.failure("patch_not_undone", error, session=init.spec.session_id)
 
 
-async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """The operation file_search. The head is searched in a session that is made for the search. The gate is
-    not held during a search.
+async def walk(sessions: Sessions, name: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """The operations file_search (`search`) and file_list with a glob (`glob`). The head is walked in a
+    session that is made for the call. The gate is not held during a walk.
     """
     session_id: str | None = args.pop("workspace_session_id", None)
     limit_s = SEARCH_S + KILL_S
     if session_id is not None:
-        return await _search_in(sessions, session_id, args, limit_s)
+        return await _walk_in(sessions, session_id, name, args, limit_s)
     own = await sessions.create_implicit(agent=None, request_id=request_id)
     try:
-        with telemetry.span("namespace.exec.file_op", op="search"):
-            return (await own.init.file_op("search", args, in_worker=True, limit_s=limit_s))[0]
+        with telemetry.span("namespace.exec.file_op", op=name):
+            return (await own.init.file_op(name, args, in_worker=True, limit_s=limit_s))[0]
     finally:
         await asyncio.shield(sessions.finalize(own))
 
 
-async def _search_in(
-    sessions: Sessions, session_id: str, args: dict[str, Any], limit_s: float
+async def _walk_in(
+    sessions: Sessions, session_id: str, name: str, args: dict[str, Any], limit_s: float
 ) -> dict[str, Any]:
-    """Search in a live session; repeat the search if the session got a new init during it."""
+    """Walk in a live session; repeat the walk if the session got a new init during it."""
     while True:
         async with sessions.use(session_id, kind=NOT_FOUND) as session:
             init = session.init
         session.readers += 1
         try:
-            with telemetry.span("namespace.exec.file_op", op="search"):
-                return (await init.file_op("search", args, in_worker=True, limit_s=limit_s))[0]
+            with telemetry.span("namespace.exec.file_op", op=name):
+                return (await init.file_op(name, args, in_worker=True, limit_s=limit_s))[0]
         except OperationError as error:
             if error.details.get("reason") != LOST:
                 raise

@@ -224,11 +224,26 @@ MORE_FILES: tuple[Operation, ...] = (
         "file_list",
         "runtime",
         "file",
-        "List a directory",
+        "List a directory, or files by glob",
         "List one level of a directory with kind and size, of the published head or of a session's "
-        "private view.",
+        "private view. With glob: the matching files at any depth, without .git and what .gitignore "
+        "excludes, which ignored_left_out counts. Continue with next.",
         (
             PATH._replace(required=False, default="", help="Directory; empty for the workspace root."),
+            Argument(
+                "glob",
+                "string",
+                help="Files at any depth: **/*.py, src/**/*.{js,ts}, !*.min.js.",
+                value="GLOB",
+                ours=True,
+            ),
+            Argument(
+                "include_ignored",
+                "boolean",
+                help="With glob: also what .gitignore excludes.",
+                default=False,
+                ours=True,
+            ),
             Argument("limit", "integer", help="Most entries; kept within 2000.", minimum=1),
             CURSOR._replace(ours=True),
             SESSION,
@@ -237,18 +252,33 @@ MORE_FILES: tuple[Operation, ...] = (
         ),
         read_only=True,
         idempotent=True,
-        related=("file_read",),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_list --path src",),
+        related=("file_read", "file_search"),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 file_list --path src",
+            "sandbox-runtime-cli --sandbox-id eos-1 file_list --glob '**/*.py'",
+        ),
         result=(
             ResultField("path", "string"),
-            ResultField("entries", "array"),
+            ResultField("entries", "array", "name (with glob: path, of the workspace), kind, size"),
             ResultField("truncated", "boolean"),
             ResultField("next", "string", "cursor of the next page, when there is one"),
             _AT_VERSION,
+            ResultField(
+                "stopped", "string", "with glob: why the page ends: entries, bytes, time or memory", ours=True
+            ),
+            ResultField(
+                "ignored_left_out",
+                "integer",
+                "with glob: ignored directories, and ignored files that match, which this page leaves out",
+                ours=True,
+            ),
+            ResultField("unreadable", "integer", "with glob: entries that could not be read", ours=True),
+            ResultField("path_b64", "string", "when path is not UTF-8", ours=True),
         ),
         sets=AGENT_SETS,
         ours=True,
-        promise="Sorted by name bytes; symlinks are listed, not followed.",
+        promise="Sorted by name bytes; symlinks are listed, not followed. A page by glob takes at most 8 "
+        "seconds.",
         result_example='{"path": "src", "entries": [{"name": "main.py", "kind": "file", "size": 120}], '
         '"truncated": false}',
     ),
