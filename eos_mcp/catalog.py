@@ -394,6 +394,13 @@ MANAGER: tuple[Operation, ...] = (
                 help="Paths that dest changed too; default fail.",
                 choices=("fail", "keep", "overwrite"),
             ),
+            Argument(
+                "ignored",
+                "string",
+                help="exclude: neither write nor delete what .gitignore excludes; default include.",
+                choices=("include", "exclude"),
+                ours=True,
+            ),
             Argument("with_git", "boolean", help="Overwrite dest's .git.", default=False, hidden=True),
             Argument(
                 "times",
@@ -425,7 +432,7 @@ MANAGER: tuple[Operation, ...] = (
             "--format tar-zst",
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --dry-run",
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject "
-            "--on-conflict keep",
+            "--on-conflict keep --ignored exclude",
         ),
         when_to_use=(
             "dir applies the changes to a host directory; tar and tar-zst write an archive atomically. With "
@@ -460,6 +467,9 @@ MANAGER: tuple[Operation, ...] = (
                 ours=True,
             ),
             ResultField("stripped_count", "integer", "number of all stripped files", ours=True),
+            ResultField(
+                "hygiene_count", "integer", "number of all such files, when hygiene lists fewer", ours=True
+            ),
             ResultField("hygiene_classes", "object", "number of files of each class", ours=True),
             ResultField(
                 "not_kept",
@@ -542,6 +552,20 @@ MANAGER: tuple[Operation, ...] = (
             ),
             ResultField("unsafe_count", "integer", "number of all unsafe files", ours=True),
             ResultField("replaces", "boolean", "dry run, archives: there is a file at dest", ours=True),
+            ResultField(
+                "ignored",
+                "object",
+                "files and bytes of the changed files that .gitignore excludes; included: whether they are "
+                "in the export",
+                ours=True,
+            ),
+            ResultField(
+                "created",
+                "boolean",
+                "dir: dest did not exist, and has the changed files only (dry run: would have)",
+                ours=True,
+            ),
+            ResultField("hint", "string", "with created: how to get the whole project", ours=True),
         ),
         sets=_MANAGEMENT,
         waits=NO_BUDGET,

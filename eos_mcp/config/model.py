@@ -73,6 +73,7 @@ class Export(Section):
     on_conflict: Literal["fail", "overwrite", "keep"] = "fail"
     allow_unsafe: bool = False
     skip_unsafe: bool = False
+    ignored: Literal["include", "exclude"] = "include"
 
     @field_validator("directory_mode", mode="before")
     @classmethod

@@ -88,6 +88,18 @@ def _refused(dest: str, why: str) -> OperationError:
     )
 
 
+def _agent_too_old(sandbox_id: str) -> OperationError:
+    details = {
+        "sandbox_id": sandbox_id,
+        "daemon_op": "export_stream",
+        "hint": (
+            "export with ignored include; sandboxes that are created from now on can leave ignored files out"
+        ),
+    }
+    message = f"export: the agent of sandbox {sandbox_id} is too old to leave out ignored files"
+    return OperationError(OPERATION_FAILED, message, details, reason="agent_too_old")
+
+
 def _normalise(path: str) -> str:
     """Remove `.`, `..` and doubled slashes, by the text alone."""
     return "/" + os.path.normpath(path).lstrip("/") if os.sep == "/" else os.path.normpath(path)
@@ -168,6 +180,8 @@ def apply(
                 reason="not_available",
             )
         request = request.at(place)
+        if request.rules.ignored == "exclude" and not stream.without_ignored:
+            raise _agent_too_old(request.sandbox_id)
         if request.bound is not None:
             request.bound.check(place, "dest")
         if request.fmt == "dir":

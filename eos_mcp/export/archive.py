@@ -123,6 +123,7 @@ class _Archive:
             result["live_workspace_sessions"] = header["live_workspace_sessions"]
         result.update(self._hygiene.to_json())
         result.update(self._stripped.to_json())
+        result.update(self._stream.ignored_json(self._request.rules.ignored))
         if self._request.dry_run:
             count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
             result.update(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError, os_error
@@ -77,6 +78,7 @@ def apply_directory(
     with contextlib.ExitStack() as stack:
         try:
             target = DirTree(dest) if os.path.lexists(dest) else None
+            made = _made(request, new=target is None)
             if target is not None:
                 stack.callback(target.close)
                 if not lock(target.fd):
@@ -86,7 +88,7 @@ def apply_directory(
                 guard = stack.enter_context(guarding(request, target, stream))
                 work = Receiver(stream, target, None, request, guard, preview)
                 work.receive(progress)
-                return {**work.result(), **strangers(dest, None)}
+                return {**work.result(), **made, **strangers(dest, None)}
             home = target
             if home is None:
                 home = DirTree(os.path.dirname(dest))
@@ -104,15 +106,29 @@ def apply_directory(
                     fresh.begin_sync()
                     guard.ready(fresh.tree)
                     _commit_new(stage, dest, fresh, guard)
-                    return {**fresh.result(), **strangers(dest, stage), **_left(stage)}
+                    return {**fresh.result(), **made, **strangers(dest, stage), **_left(stage)}
             work = Receiver(stream, target, stage, request, guard)
             work.receive(progress)
             guard.ready()
             stage.ready(work.staged_files)
             _commit(stage, dest, target, guard)
-            return {**work.result(), **strangers(dest, stage), **_left(stage)}
+            return {**work.result(), **made, **strangers(dest, stage), **_left(stage)}
         except OSError as error:
             raise disk_refused(error, dest) from error
+
+
+def _made(request: ExportRequest, *, new: bool) -> dict[str, Any]:
+    """Return the keys that tell a new destination from one that was filled."""
+    if not new:
+        return {"created": False}
+    workspace = request.rules.workspace
+    source = "the workspace" if workspace is None else shlex.quote(workspace)
+    hint = (
+        f"the destination is a new directory: it gets the changed files only, not the whole project. For the "
+        f"whole project copy {source} to another new directory (cp -a) and export to that one, or export to "
+        f"{source}"
+    )
+    return {"created": True, "hint": hint}
 
 
 def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:

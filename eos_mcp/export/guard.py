@@ -31,7 +31,7 @@ from eos_mcp.export.identity import identity_of
 from eos_mcp.export.left_out import LeftOut
 from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.rules import REFERENCE, ExportRules
-from eos_mcp.export.stream import ExportStream, SortedPaths
+from eos_mcp.export.stream import IGNORED_LETTER, ExportStream, SortedPaths
 from layerstack.export import pax
 from layerstack.model.run_table import RunRow
 
@@ -84,12 +84,12 @@ class ExportGuard:
 
         def there(path: bytes) -> bool:
             found = stream.index.find(path)
-            return existed(path) if found is None else found[1] != b"w"
+            return existed(path) if found is None or found[1] == IGNORED_LETTER else found[1] != b"w"
 
         return Hygiene(Ground(self.dest, there, existed, homes(), git_hooks.within(self.dest, target)))
 
     def left_out_of(self, *, folds: bool) -> LeftOut:
-        return LeftOut(self.rules, self.target, folds)
+        return LeftOut(self.rules, self.target, folds, self.copy)
 
     # called by the receiver
 

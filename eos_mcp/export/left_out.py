@@ -1,14 +1,20 @@
-"""Paths of the delta that an export leaves out: the `.git` of a repository, and Python byte code."""
+"""Paths of the delta that an export leaves out: the `.git` of a repository, and Python byte code. Names that
+the destination keeps.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from collections.abc import Callable
 from typing import Any
 
 from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.rules import ExportRules
 from eos_mcp.export.stream import shown
 from eos_mcp.workspace.staging_prefix import PREFIX
+from layerstack.text.gitignore import FILE_MAX, IgnoreRules
 
 FIRST = 20
 _IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
@@ -27,7 +33,12 @@ NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
 class LeftOut:
     """Decisions for each path, in byte order."""
 
-    def __init__(self, rules: ExportRules, target: DirTree | None, folds: bool) -> None:
+    def __init__(
+        self, rules: ExportRules, target: DirTree | None, folds: bool, copy: DirTree | None = None
+    ) -> None:
+        """`copy`: the sandbox's base, if this machine has it; its .gitignore files count beside the
+        destination's.
+        """
         self.rules, self.target, self.folds = rules, target, folds
         self.count = 0
         self.paths: list[str] = []
@@ -35,6 +46,8 @@ class LeftOut:
         self._repositories: dict[bytes, bool] = {}
         held = [] if target is None else [name for name in target.names(b"") if not name.startswith(PREFIX)]
         self._fresh = not held
+        trees = (target, copy) if rules.ignored == "exclude" else ()
+        self._ignore = [IgnoreRules(_reader(tree)) for tree in trees if tree is not None]
 
     def look(self, path: bytes) -> bool:
         """Tell whether the path is left out, and note it then."""
@@ -56,10 +69,16 @@ class LeftOut:
         return b"git" in paths.lower() or _CACHE in paths or not paths.isascii()
 
     def hides(self, path: bytes) -> bool:
-        """Tell whether a path of the destination would be left out: it is then not deleted with a directory
-        above it.
+        """Tell whether a path of the destination would be left out, or is ignored there while ignored paths
+        are excluded: it is then not deleted with a directory above it.
         """
-        return bool(self._reason(path))
+        return bool(self._reason(path)) or self._ignores(path)
+
+    def _ignores(self, path: bytes) -> bool:
+        if not self._ignore or self.target is None or (found := self.target.lstat(path)) is None:
+            return False
+        is_directory = stat.S_ISDIR(found.st_mode)
+        return any(rules.ignored(os.fsdecode(path), is_directory) for rules in self._ignore)
 
     def to_json(self) -> dict[str, Any]:
         if not self.count:
@@ -98,6 +117,17 @@ class LeftOut:
                 self.target.lstat(directory + b"/.git" if directory else b".git") is not None
             )
         return known
+
+
+def _reader(tree: DirTree) -> Callable[[str], bytes | None]:
+    def read(path: str) -> bytes | None:
+        fd = tree.open_file(os.fsencode(path))
+        if fd is None:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read(FILE_MAX + 1)
+
+    return read
 
 
 def is_git(name: bytes, folds: bool) -> bool:

@@ -138,12 +138,15 @@ class Exports:
                 self.settings.max_decompressed_bytes,
                 self.settings.max_apply_entries,
             )
+            exclude = request.rules.ignored == "exclude"
             wanted: dict[str, Any] = {"digests": True, "sparse": True}
+            wanted["ignored"] = "exclude" if exclude else "count"
             if request.fmt == "dir":
                 record = facts.place_of(self.records, sandbox_id, request.dest)
                 request = replace(request, rules=request.rules._replace(workspace=workspace, record=record))
                 if await self._run(os.path.lexists, request.dest):
                     wanted["earlier"] = True
+                    wanted["ignored"] = "mark" if exclude else "count"
                     wanted["outputs"] = request.rules.times != "keep"
                     if request.base is None or not await self._run(os.path.isdir, request.base):
                         wanted["base"] = True

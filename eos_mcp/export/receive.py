@@ -101,7 +101,9 @@ class Receiver:
         for n, received in enumerate(self.stream.entries()):
             self._state.append(0)
             header = self.stripped.clean(received)
-            if (name := reserved(header.path)) is not None:
+            if header.kind == pax.IGNORED:
+                self._add(Step(b"n", False, 0, None, b""))
+            elif (name := reserved(header.path)) is not None:
                 self._leave_out(header, name)
             elif self._left_out.look(header.path):
                 self._pass(n, header)
@@ -151,6 +153,7 @@ class Receiver:
         out.update(self.stripped.to_json())
         out.update(self.owners.to_json())
         out.update(self._left_out.to_json())
+        out.update(self.stream.ignored_json(self.guard.rules.ignored))
         if self.preview is not None:
             out.update(self.preview.to_json())
         out.update(self.guard.to_json(self.hygiene, dry_run=self.preview is not None))

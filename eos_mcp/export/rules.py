@@ -11,6 +11,7 @@ from eos_mcp.requests import arguments
 
 ON_CONFLICT = ("fail", "overwrite", "keep")
 TIMES = ("fresh", "keep")
+IGNORED = ("include", "exclude")
 
 
 class ExportRules(NamedTuple):
@@ -32,6 +33,10 @@ class ExportRules(NamedTuple):
     """The file with the record of what exports of this sandbox wrote to this destination."""
     skip_unsafe: bool = False
     """Files that the host would run by itself are left out and listed; all others are written."""
+    ignored: str = "include"
+    """Paths that git ignores by the `.gitignore` files of the version: `exclude` neither writes nor deletes
+    them.
+    """
 
 
 REFERENCE = ExportRules()
@@ -43,22 +48,19 @@ def chosen(args: Mapping[str, Any], settings: Export) -> ExportRules:
     Raises:
         OperationError: invalid_request.
     """
-    on_conflict = arguments.text(args, "on_conflict", "export_changes", default=settings.on_conflict)
-    if on_conflict not in ON_CONFLICT:
-        raise OperationError(
-            INVALID_REQUEST,
-            f"unknown on_conflict: {on_conflict}, it is one of {', '.join(ON_CONFLICT)}",
-            {"argument": "on_conflict"},
-            reason="bad_argument",
-        )
-    times = arguments.text(args, "times", "export_changes", default="fresh")
-    if times not in TIMES:
-        message = f"unknown times: {times}, it is one of {', '.join(TIMES)}"
-        raise OperationError(INVALID_REQUEST, message, {"argument": "times"}, reason="bad_argument")
     return ExportRules(
-        times=times,
+        times=_one_of(args, "times", TIMES, "fresh"),
+        ignored=_one_of(args, "ignored", IGNORED, settings.ignored),
         git="include" if arguments.flag(args, "with_git") else settings.git,
-        on_conflict=on_conflict,
+        on_conflict=_one_of(args, "on_conflict", ON_CONFLICT, settings.on_conflict),
         allow_unsafe=arguments.flag(args, "allow_unsafe") or settings.allow_unsafe,
         skip_unsafe=arguments.flag(args, "skip_unsafe") or settings.skip_unsafe,
     )
+
+
+def _one_of(args: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str) -> str:
+    found = arguments.text(args, name, "export_changes", default=default)
+    if found not in choices:
+        message = f"unknown {name}: {found}, it is one of {', '.join(choices)}"
+        raise OperationError(INVALID_REQUEST, message, {"argument": name}, reason="bad_argument")
+    return found

@@ -144,6 +144,8 @@ class SortedPaths:
 
 
 LETTERS = {pax.FILE: b"f", pax.HARD_LINK: b"h", pax.SYMLINK: b"l", pax.DIRECTORY: b"d"}
+IGNORED_LETTER = b"i"
+_LETTERS_OF_KINDS = {pax.WHITEOUT: b"w", pax.IGNORED: IGNORED_LETTER}
 
 
 class ExportStream:
@@ -159,6 +161,8 @@ class ExportStream:
     def __init__(self, reader: DeadlineReader, limits: ExportLimits) -> None:
         self._reader, self._limits = reader, limits
         self.received = self.tar_bytes = self.count = 0
+        self.ignored: dict[str, int] | None = None
+        """Numbers of ignored files and of their bytes, after `finish`; None: the sandbox did not count."""
         self.on_base_entry: Callable[[pax.Header], None] | None = None
         """Callback that takes the entries of the sandbox's base; without one such an entry is refused."""
         self._base_count = 0
@@ -187,6 +191,7 @@ class ExportStream:
             or type(self.header.get("manifest_version")) is not int
         ):
             raise refused("the stream's first line is not one that this version understands", "bad_stream")
+        self.without_ignored = self.header.get("ignored") in ("exclude", "mark")
         self.index = SortedPaths()
 
     def __enter__(self) -> ExportStream:
@@ -491,7 +496,13 @@ class ExportStream:
             raise refused(f"symlink {shown(path)} has no proper target", "bad_entry", path=shown(path))
         if self._by_file and (header.type == pax.FILE and not header.kind) != bool(header.sha256):
             raise refused(f"file {shown(path)} comes without its digest", "bad_entry", path=shown(path))
-        letter = b"w" if header.kind == pax.WHITEOUT else LETTERS[header.type]
+        if header.kind == pax.IGNORED and self.header.get("ignored") != "mark":
+            raise refused(
+                f"entry {shown(path)} stands for an ignored path, which this export did not request",
+                "bad_entry",
+                path=shown(path),
+            )
+        letter = _LETTERS_OF_KINDS.get(header.kind) or LETTERS[header.type]
         self.index.add(path, letter)
         if letter == b"d":
             self._remember(path, letter)
@@ -622,7 +633,22 @@ class ExportStream:
                 "stream_corrupt",
                 retryable=True,
             )
+        self.ignored = _counts(trailer.get("ignored"))
         return trailer
+
+    def ignored_json(self, rule: str) -> dict[str, Any]:
+        """Return the key `ignored` of a result; empty if the sandbox did not count."""
+        return {} if self.ignored is None else {"ignored": {**self.ignored, "included": rule == "include"}}
+
+
+def _counts(found: Any) -> dict[str, int] | None:
+    """Return the number of ignored files and of their bytes, if the trailer has them in this form."""
+    if not isinstance(found, dict):
+        return None
+    numbers: list[Any] = [found.get(key) for key in ("files", "bytes")]  # pyright: ignore[reportUnknownMemberType]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        return None
+    return {"files": numbers[0], "bytes": numbers[1]}
 
 
 def _bad_map(header: pax.Header | None) -> OperationError:

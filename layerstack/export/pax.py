@@ -29,6 +29,7 @@ WHITEOUT = b"whiteout"
 OPAQUE = b"opaque"
 BASE = b"base"
 RUN = b"run"
+IGNORED = b"ignored"
 RUN_OF = b"EOS.run"
 OF_BASE = b"EOS.base"
 SHA256 = b"EOS.sha256"
@@ -60,8 +61,8 @@ class Header(NamedTuple):
     mtime_ns: int = 0
     target: bytes = b""
     kind: bytes = b""
-    """`whiteout` or `base` on an empty file, `opaque` on a directory, `run` on several entries in one file,
-    else empty.
+    """`whiteout`, `base` or `ignored` on an empty file, `opaque` on a directory, `run` on several entries in
+    one file, else empty.
     """
     xattrs: Mapping[bytes, bytes] = {}
     sha256: bytes = b""
@@ -290,8 +291,8 @@ class PaxDecoder:
             size = _decimal(records[b"size"])
         tag = records.get(KIND, b"")
         if (
-            tag not in (b"", WHITEOUT, OPAQUE, BASE, RUN)
-            or (tag in (WHITEOUT, BASE) and (kind != FILE or size))
+            tag not in (b"", WHITEOUT, OPAQUE, BASE, RUN, IGNORED)
+            or (tag in (WHITEOUT, BASE, IGNORED) and (kind != FILE or size))
             or (tag == OPAQUE and kind != DIRECTORY)
             or (tag == RUN and kind != FILE)
         ):

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from layerstack.export.ignored import IgnoredPaths
 from layerstack.layers.index import Layer
 from layerstack.layers.index_file import unescaped
 from layerstack.layers.snapshot import Entry, Snapshot
@@ -50,12 +51,13 @@ class _Filling:
         return FileRun(len(self.data), self.directories, b"".join(self.table), b"".join(self.data))
 
 
-def changed(version: Snapshot, root: str) -> Iterator[Decided | FileRun]:
+def changed(version: Snapshot, root: str, ignored: IgnoredPaths | None = None) -> Iterator[Decided | FileRun]:
     """Give `Snapshot.changed` of a published version with runs in place of the entries that a run can
     contain.
 
     Args:
         root: of the store, whose index files are read from start to end.
+        ignored: counts ignored paths, and decides whether they are left out.
     """
     chain = version.chain
     layers = chain.layers[:-1]
@@ -75,8 +77,14 @@ def changed(version: Snapshot, root: str) -> Iterator[Decided | FileRun]:
             if parent != above:
                 above, shown_from = parent, chain.hidden_from(os.fsdecode(parent))
             if rank < shown_from:
+                hit = ignored is not None and ignored.has_file(os.fsdecode(raw))
+                if hit and ignored is not None and not ignored.sends:
+                    ignored.count(length)
+                    continue
                 row = _file(roots[rank] + raw, raw, length, digest)
                 if row is not None:
+                    if hit and ignored is not None:
+                        ignored.count(length)
                     filling.table.append(row[0])
                     filling.data.append(row[1])
                     filling.size += len(row[0]) + length
@@ -86,6 +94,8 @@ def changed(version: Snapshot, root: str) -> Iterator[Decided | FileRun]:
                     continue
         decided = version.decided(os.fsdecode(raw))
         if decided is None:
+            continue
+        if ignored is not None and ignored.leaves_out(decided, was_directory=was_directory(version, decided)):
             continue
         entry = decided[1]
         if entry is not None and entry.kind == "directory" and raw and not decided[2]:
@@ -98,6 +108,12 @@ def changed(version: Snapshot, root: str) -> Iterator[Decided | FileRun]:
         yield decided
     if filling.table:
         yield filling.run()
+
+
+def was_directory(version: Snapshot, item: Decided) -> bool:
+    """Test that a deleted path is a directory of the base."""
+    was = version.in_base(item[0]) if item[1] is None else None
+    return was is not None and was.kind == "directory"
 
 
 def _root(layer: Layer) -> bytes:

@@ -21,6 +21,10 @@ of its data, in the form of GNU tar 1.0.
 Format 4 is format 3 with runs of small plain files (`layerstack.model.run_table`), for a receiver that does
 not compare single files.
 
+On request the trailer counts the paths that git ignores (`ignored`: files, bytes), and their content is left
+out. For a receiver that compares, an entry of kind `ignored` then stands for each of them that is not below
+another one.
+
 An entry comes after all directories that contain it. Entries of the base are not sent, and layers contain no
 special files. Deletions and opaque directories are typed by `EOS.kind`; further names of one file are hard
 links to its first name.
@@ -39,7 +43,8 @@ from typing import Any, NamedTuple, Protocol
 
 from layerstack.errors import LayerStackError, StoreCorrupt
 from layerstack.export import pax, small_files
-from layerstack.export.small_files import Decided, FileRun
+from layerstack.export.ignored import MARK, IgnoredMark, IgnoredPaths
+from layerstack.export.small_files import Decided, FileRun, was_directory
 from layerstack.kernel import content
 from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.layers.snapshot import Snapshot
@@ -127,14 +132,14 @@ def flatten_changes(
     digests: Digests | None = None,
     earlier: Earlier | None = None,
     holes: bool = False,
-    changed: Iterator[Decided | FileRun] | None = None,
+    changed: Iterator[Decided | FileRun | IgnoredMark] | None = None,
     outputs: Outputs | None = None,
 ) -> Iterator[ExportEntry]:
     """Give the changes above the base in byte order of paths, one entry per path; a deletion only where its
     directory still exists.
 
     Args:
-        changed: `version.changed()`, with runs in it.
+        changed: `version.changed()`, with runs in it, or marks.
     Memory: a few thousand paths, and one name for each file that has several.
     Raises:
         StoreCorrupt: the root is opaque, or a layer contains a special file.
@@ -164,6 +169,9 @@ def flatten_changes(
                 None,
                 run=found,
             )
+            continue
+        if isinstance(found, IgnoredMark):
+            yield ExportEntry(pax.Header(os.fsencode(found.path), pax.FILE, 0o644, kind=pax.IGNORED), None)
             continue
         path, entry, opaque = found
         raw = os.fsencode(path)
@@ -329,7 +337,7 @@ class _Count:
             pax.DIRECTORY: "directories",
         }
         self.numbers["entries"] += 1
-        if header.kind != pax.BASE:
+        if header.kind not in (pax.BASE, pax.IGNORED):
             self.numbers["whiteouts" if header.kind == pax.WHITEOUT else names[header.type]] += 1
         self.numbers["opaques"] += header.kind == pax.OPAQUE
         self.numbers["content_bytes"] += header.size
@@ -433,6 +441,7 @@ def stream(
     base: bool = False,
     root: str | None = None,
     outputs: Outputs | None = None,
+    ignored: IgnoredPaths | None = None,
 ) -> Iterator[bytes | FileRange]:
     """Export `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
@@ -448,6 +457,7 @@ def stream(
         earlier: files of older layers; each file and deletion then lists them in the record `EOS.earlier`,
             for a receiver that compares.
         outputs: True for an output of builds; each such file then has the record `EOS.output`.
+        ignored: counts the ignored paths of a `Snapshot`, and decides what is sent of them.
         base: first send the base's entries at changed paths (`states_of_base`).
     Yields:
         Byte strings of any length, from format 2 on also ranges of files. An error of the disk or the store
@@ -481,16 +491,18 @@ def stream(
         header["offset"] = offset
     if base:
         header["base"] = True
+    if ignored is not None:
+        header["ignored"] = ignored.treatment
     yield _line(header)
     count = _Count()
     skip = offset
     trailer: dict[str, Any]
     try:
-        changed = (
-            small_files.changed(version, root)
-            if runs and root is not None and isinstance(version, Snapshot)
-            else None
-        )
+        changed: Iterator[Decided | FileRun | IgnoredMark] | None = None
+        if runs and root is not None and isinstance(version, Snapshot):
+            changed = small_files.changed(version, root, ignored)
+        elif ignored is not None and isinstance(version, Snapshot):
+            changed = _without_ignored(version, ignored)
         entries = flatten_changes(
             version,
             xattrs=xattrs,
@@ -539,8 +551,19 @@ def stream(
             }
         else:
             trailer = count.to_json()
+            if ignored is not None:
+                trailer["ignored"] = ignored.to_json()
     yield bytes(4)
     yield _line(trailer)
+
+
+def _without_ignored(version: Snapshot, ignored: IgnoredPaths) -> Iterator[Decided | IgnoredMark]:
+    """Give `version.changed()` with all that `ignored` leaves out replaced by marks, if it wants them."""
+    for item in version.changed():
+        if not ignored.leaves_out(item, was_directory=was_directory(version, item)):
+            yield item
+        elif ignored.treatment == MARK and not ignored.below_ignored(item[0]):
+            yield IgnoredMark(item[0])
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

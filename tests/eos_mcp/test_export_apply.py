@@ -83,6 +83,7 @@ def test_a_directory_gets_the_delta_and_keeps_all_else(tmp_path: Path) -> None:
         "bytes_written": sum(len(data) for header, data in DELTA if header.path != b"old/same"),
         "hygiene": [{"path": "linked", "why": "program"}],
         "hygiene_classes": {"program": 1},
+        "created": False,
     }
     assert os.listdir(tmp_path) == ["d"]
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from layerstack.export.stream import FileRange
 
 
+FLAGS = ("xattrs", "digests", "earlier", "sparse", "base", "runs", "outputs")
+
+
 class ExportArguments(NamedTuple):
     """Arguments of export_stream, which the catalog does not list."""
 
@@ -29,19 +32,24 @@ class ExportArguments(NamedTuple):
     base: bool
     runs: bool
     outputs: bool
+    ignored: str | None
+    """One of `layerstack.export.ignored.TREATMENTS`; None: they are sent like all others, uncounted."""
 
 
 def arguments_of(args: dict[str, Any]) -> ExportArguments:
     """Check the arguments of a request; a flag is set by `true` alone.
 
     Raises:
-        OperationError: invalid_request, reason wrong_type.
+        OperationError: invalid_request, reason wrong_type or bad_argument.
     """
-    return ExportArguments(
-        _number(args, "version"),
-        _number(args, "offset") or 0,
-        *(args.get(name) is True for name in ExportArguments._fields[2:]),
-    )
+    from layerstack.export.ignored import TREATMENTS
+
+    ignored = args.get("ignored")
+    if ignored is not None and ignored not in TREATMENTS:
+        message = f"ignored must be one of {', '.join(TREATMENTS)}"
+        raise OperationError(INVALID_REQUEST, message, {"argument": "ignored"}, reason="bad_argument")
+    flags = {name: args.get(name) is True for name in FLAGS}
+    return ExportArguments(_number(args, "version"), _number(args, "offset") or 0, **flags, ignored=ignored)
 
 
 def _number(args: dict[str, Any], name: str) -> int | None:
@@ -61,6 +69,7 @@ async def export_pieces(
     """
     from layerstack.core.layer_times import outputs_of
     from layerstack.export import stream
+    from layerstack.export.ignored import IgnoredPaths
     from layerstack.layers import index_cursor
 
     store = sessions.store
@@ -71,6 +80,9 @@ async def export_pieces(
                 snapshot = await held.enter_async_context(pool.entered(store.lease(given.version)))
             digests = index_cursor.Digests(store.root) if given.digests else None
             try:
+                ignored = None
+                if given.ignored is not None:
+                    ignored = IgnoredPaths(store.routes.ignored(snapshot.manifest.version), given.ignored)
                 pieces = stream.stream(
                     snapshot,
                     live_workspace_sessions=list(sessions.live),
@@ -82,6 +94,7 @@ async def export_pieces(
                     base=given.base,
                     root=store.root if given.runs else None,
                     outputs=outputs_of(store, snapshot) if given.outputs else None,
+                    ignored=ignored,
                 )
                 while piece := await pool.run(lambda: next(pieces, b"")):
                     yield piece
