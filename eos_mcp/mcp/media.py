@@ -1,8 +1,7 @@
-"""Images and PDFs in file_read: content that a model sees, in place of the refusal of a file that is not
-text.
+"""Images and PDFs that file_read finds: content that a model sees, in the place of the refusal of a text.
 
 The agent refuses a file that is not UTF-8 (`not_utf8`). Its bytes are then read in base64, page by page; the
-first bytes, not the name, give the media type.
+first of them, not the name, say what it is.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import Any
 import mcp.types as types
 
 from eos_mcp.mcp import media_bytes
-from eos_mcp.mcp.json_values import Object, is_object
+from eos_mcp.mcp.json_values import Object, is_object, rows
 
 MEDIA_BYTES = 3 << 20
-"""Largest image or PDF that is returned; clients refuse messages of some five million characters."""
+"""Most bytes of images and PDFs in one answer; clients refuse messages of some five million characters."""
 PAGE_BYTES = 192 << 10
 PDF = "application/pdf"
 MAGIC = (
@@ -41,19 +40,42 @@ def media_type(head: bytes) -> str | None:
 
 
 def may_be_media(args: Mapping[str, Any], reply: Object) -> bool:
-    """Return True when file_read refused a single file because it is not text."""
+    """Return True when file_read refused a file because it is not text."""
+    refused = _is_refused(reply) or any(_is_refused(row) for row in rows(reply.get("files")))
+    return refused and "encoding" not in args
+
+
+def _is_refused(reply: Object) -> bool:
     failure = reply.get("error")
     details = failure.get("details") if is_object(failure) else None
-    refused = is_object(details) and details.get("reason") == "not_utf8"
-    return refused and "encoding" not in args and not args.get("paths")
+    return is_object(details) and details.get("reason") == "not_utf8"
 
 
 async def fetched(args: Mapping[str, Any], reply: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the file as a result with `media_type` and its bytes in base64 in `content`. Return `reply` for
-    another kind of file, for one that grows or shrinks during the call, and, with another hint, for one above
-    MEDIA_BYTES.
+    """Give the refused file, or each of the `files`, as a result with `media_type`, its bytes in base64 in
+    `content`. Left as it is: another kind of file, one that grows or shrinks during the call, and one with
+    which the answer would have more than MEDIA_BYTES.
     """
-    same = {key: args[key] for key in ("path", "path_b64", "workspace_session_id") if args.get(key)}
+    if "files" not in reply:
+        return await _one(args, reply, ask, MEDIA_BYTES)
+    session = {key: args[key] for key in ("workspace_session_id", "version") if args.get(key)}
+    files: list[Any] = []
+    room = MEDIA_BYTES
+    for row in rows(reply["files"]):
+        found = dict(row)
+        if _is_refused(row):
+            found = await _one({**session, **_named(row)}, found, ask, room)
+            room -= int(found["total_bytes"]) if "media_type" in found else 0
+        files.append(found)
+    return {**reply, "files": files}
+
+
+def _named(row: Object) -> dict[str, Any]:
+    return {key: row[key] for key in ("path", "path_b64") if row.get(key)}
+
+
+async def _one(args: Mapping[str, Any], reply: dict[str, Any], ask: Ask, room: int) -> dict[str, Any]:
+    same = {key: args[key] for key in ("path", "path_b64", "workspace_session_id", "version") if args.get(key)}
     raw = bytearray()
     kind: str | None = None
     size = -1
@@ -67,28 +89,33 @@ async def fetched(args: Mapping[str, Any], reply: dict[str, Any], ask: Ask) -> d
         kind = kind or media_type(bytes(raw[:12]))
         if kind is None:
             return reply
-        if size > MEDIA_BYTES:
-            return _too_large(reply, kind, size)
+        if size > room:
+            return _too_large(reply, kind, size, room)
         if page["next_offset"] is None:
-            return _whole(reply, str(page["path"]), kind, bytes(raw))
+            return _whole(reply, _named(page), kind, bytes(raw))
     return reply
 
 
-def _whole(reply: dict[str, Any], path: str, kind: str, raw: bytes) -> dict[str, Any]:
+def _whole(reply: dict[str, Any], named: dict[str, Any], kind: str, raw: bytes) -> dict[str, Any]:
     """The result with all bytes; the refusal with a hint if they cannot be shown."""
     why = media_bytes.flaw(kind, raw)
     if why is not None:
         hint = f"it begins as {kind}, but {why}; encoding base64 reads its bytes"
         return _hinted(reply, kind, len(raw), hint)
-    about: dict[str, Any] = {"path": path, "media_type": kind, "total_bytes": len(raw)}
+    about: dict[str, Any] = {**named, "media_type": kind, "total_bytes": len(raw)}
     size = None if kind == PDF else media_bytes.pixels(kind, raw)
     if size is not None:
         about |= {"width": size[0], "height": size[1]}
     return {**about, "content": base64.b64encode(raw).decode("ascii")}
 
 
-def _too_large(reply: dict[str, Any], kind: str, size: int) -> dict[str, Any]:
+def _too_large(reply: dict[str, Any], kind: str, size: int, room: int) -> dict[str, Any]:
     hint = f"it is {kind} of {size} bytes, at most {MEDIA_BYTES} can be shown: make a smaller copy of it"
+    if size <= MEDIA_BYTES:
+        hint = (
+            f"it is {kind} of {size} bytes, and the files before it leave {room} of the {MEDIA_BYTES} of one "
+            "answer: read it alone"
+        )
     return _hinted(reply, kind, size, hint)
 
 
@@ -98,14 +125,18 @@ def _hinted(reply: dict[str, Any], kind: str, size: int, hint: str) -> dict[str,
     return {**reply, "error": failure}
 
 
-def text(reply: Object) -> str:
-    """The line beside an image or PDF."""
-    size = f", {reply['width']} x {reply['height']}" if reply.get("width") else ""
-    return f"{reply.get('path')}: {reply.get('media_type')}, {reply.get('total_bytes')} bytes{size}"
-
-
 def taken_out(reply: dict[str, Any]) -> list[types.ContentBlock]:
-    """Remove the bytes from a result of `fetched` and return them as content; [] for any other result."""
+    """Take the bytes out of a result of `fetched`, as content, of several files each after its path; no
+    content for any other result.
+    """
+    blocks: list[types.ContentBlock] = []
+    for row in reply.get("files") or ():
+        if is_object(row) and (found := _content(row)):  # pyright: ignore[reportUnknownArgumentType]
+            blocks += [types.TextContent(type="text", text=f"{row.get('path')}:"), *found]
+    return blocks or _content(reply)
+
+
+def _content(reply: Any) -> list[types.ContentBlock]:
     kind = reply.get("media_type")
     if not isinstance(kind, str) or "content" not in reply:
         return []

@@ -277,6 +277,8 @@ def _published(publish: Object) -> str:
 def _file_read(args: Object, reply: Object) -> str:
     if "files" in reply:
         return render_files.several_read(reply, lambda row: _file_read(args, row))
+    if "media_type" in reply:
+        return render_files.media_line(reply)
     content = str(reply.get("content") or "")
     if reply.get("encoding") == "base64":
         first, count = int(reply["offset"]), int(reply["bytes_read"])
@@ -358,12 +360,19 @@ def _file_change(args: Object, reply: Object) -> str:
 
 
 def _file_list(args: Object, reply: Object) -> str:
-    entries = rows(reply.get("entries"))
+    entries, place, by_glob = rows(reply.get("entries")), reply.get("path") or ".", args.get("glob")
+    count = f"{len(entries)} {'files' if by_glob else 'entries'}"
     if not entries:
-        return f"{reply.get('path') or '.'}: empty"
-    names = [_name(entry) for entry in entries]
-    end = f"\nmore: call again with cursor={reply.get('next')}" if reply.get("truncated") else ""
-    return f"{reply.get('path') or '.'}: {len(entries)} entries\n" + "\n".join(names) + end
+        count = f"no file matches {by_glob}" if by_glob else "empty"
+    lines = [f"{place}: {count}", *(_name(entry) for entry in entries)]
+    if reply.get("ignored_left_out"):
+        lines.append(f"left out, ignored: {reply['ignored_left_out']} (include_ignored=true lists them)")
+    if reply.get("unreadable"):
+        lines.append(f"unreadable: {reply['unreadable']}")
+    if reply.get("truncated"):
+        why = f" ({reply['stopped']})" if reply.get("stopped") else ""
+        lines.append(f"more{why}: call again with cursor={reply.get('next')}")
+    return "\n".join(lines)
 
 
 def _name(entry: Object) -> str:
@@ -616,6 +625,9 @@ def _export(args: Object, reply: Object) -> str:
         "edited",
         *_EXPORT_LISTS,
         "left_out",
+        "ignored",
+        "created",
+        "hint",
     )
     rest = {key: value for key, value in reply.items() if key not in told_apart}
     done = "dry run, nothing was written; an export would have gone" if reply.get("dry_run") else "exported"
@@ -630,6 +642,9 @@ def _export(args: Object, reply: Object) -> str:
         )
     if reply.get("hygiene"):
         text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
+    if is_object(ignored := reply.get("ignored")) and ignored.get("files"):
+        kept = "included; ignored=exclude leaves them out" if ignored.get("included") else "left out"
+        text += f"\nignored by .gitignore: {ignored['files']} files, {ignored.get('bytes')} bytes, {kept}"
     if is_object(left := reply.get("left_out")):
         reasons = "; ".join(str(row.get("why")) for row in rows(left.get("why")))
         text += f"\n{left.get('count')} paths left out ({reasons}): {compact(_topmost(left.get('paths')))}"
@@ -643,6 +658,8 @@ def _export(args: Object, reply: Object) -> str:
     count = reply.get("change_count")
     if isinstance(count, int) and count > len(changes):
         lines.append(f"and {count - len(changes)} more")
+    if reply.get("created"):
+        lines.append(f"note: {reply.get('hint')}")
     return "\n".join(lines)
 
 

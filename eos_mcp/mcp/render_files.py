@@ -28,6 +28,12 @@ def patched(args: Object, reply: Object) -> str:
     return "\n".join(lines)
 
 
+def media_line(reply: Object) -> str:
+    """The line beside an image or PDF."""
+    size = f", {reply['width']} x {reply['height']}" if reply.get("width") else ""
+    return f"{reply.get('path')}: {reply.get('media_type')}, {reply.get('total_bytes')} bytes{size}"
+
+
 def several_read(reply: Object, one: Callable[[Object], str]) -> str:
     """Text of file_read of several paths; `one` renders one file."""
     texts: list[str] = []

@@ -15,9 +15,10 @@ import mcp.types as types
 import pytest
 
 from eos_agent.files.mounted import perform_in_mount
+from eos_agent.serve.read_several import read_several
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.gateway_client.aio import GatewayRequest, ToolGateway
-from eos_mcp.mcp import media
+from eos_mcp.mcp import media, render
 from eos_mcp.mcp.server_options import EOS, SANDBOX, ServerOptions
 from eos_mcp.mcp.tools import Tools
 
@@ -61,8 +62,13 @@ class PlainGateway(ToolGateway):
 
     async def perform(self, request: GatewayRequest) -> dict[str, Any]:
         assert (request.op, request.sandbox_id) == ("file_read", "s")
+
+        async def one(given: dict[str, Any]) -> dict[str, Any]:
+            return perform_in_mount("read", self._root, {"offset": 1, "limit": 2000, **given})[0]
+
         try:
-            return perform_in_mount("read", self._root, {"offset": 1, "limit": 2000, **request.args})[0]
+            args = dict(request.args)
+            return await (read_several(args, 262_144, one) if args.get("paths") else one(args))
         except OperationError as error:
             return error.envelope()
 
@@ -82,7 +88,7 @@ def test_a_large_image_is_put_together_from_pages_and_goes_out_as_image_content(
     raw = png(7, 5, noise=500_000)
     (tmp_path / "name.txt").write_bytes(raw)
     reply, _ = read(tmp_path, "name.txt")
-    assert media.text(reply) == f"name.txt: image/png, {len(raw)} bytes, 7 x 5"
+    assert render.result("file_read", {}, reply) == f"name.txt: image/png, {len(raw)} bytes, 7 x 5"
     (block,) = media.taken_out(reply)
     assert isinstance(block, types.ImageContent) and base64.b64decode(block.data) == raw
     assert block.mime_type == "image/png" and "content" not in reply
@@ -153,3 +159,27 @@ def test_an_image_that_clients_cannot_show_stays_refused_with_the_reason(
     (tmp_path / "f").write_bytes(raw)
     reply, _ = read(tmp_path, "f")
     assert why in reply["error"]["details"]["hint"] and media.taken_out(reply) == []
+
+
+def test_images_among_several_files_follow_their_names_and_share_one_limit(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(3, 4))
+    (tmp_path / "b.txt").write_text("text\n")
+    (tmp_path / "c.bin").write_bytes(b"\xff\0")
+    (tmp_path / "d.png").write_bytes(png(1, 1, noise=2 << 20))
+    (tmp_path / "e.png").write_bytes(png(2, 2, noise=2 << 20))
+    names = ["a.png", "b.txt", "c.bin", "d.png", "e.png"]
+    tools = Tools(ServerOptions(program=EOS, tool_set="agent"), PlainGateway(os.fspath(tmp_path)))
+    answer = anyio.run(lambda: tools.answer("file_read", {"sandbox_id": "s", "paths": names}, None))
+    assert not answer.is_error
+    for part in ("a.png: image/png", "3 x 4", "text", "c.bin: ", "d.png: image/png", "read it alone"):
+        assert part in answer.text
+    blocks = media.taken_out(answer.reply)
+    images = [block for block in blocks if isinstance(block, types.ImageContent)]
+    texts = [block.text for block in blocks if isinstance(block, types.TextContent)]
+    assert texts == ["a.png:", "d.png:"]
+    assert [base64.b64decode(one.data) for one in images] == [
+        (tmp_path / name).read_bytes() for name in ("a.png", "d.png")
+    ]
+    files = answer.reply["files"]
+    assert [row["path"] for row in files] == names and "content" not in files[0]
+    assert files[4]["error"]["details"]["media_type"] == "image/png"

@@ -41,5 +41,5 @@ async def read_several(args: dict[str, Any], max_bytes: int, read: Read) -> dict
         except Exception as error:
             shown = operation_error(error)
             envelope = {"kind": shown.kind, "message": shown.message, "details": shown.details}
-            files.append({"path": path, "error": envelope})
+            files.append({"path": path, **here, "error": envelope})
     return {"path": str(files[0]["path"]), "files": files}
