@@ -20,6 +20,7 @@ from eos_mcp.mcp.completion import Completion
 from eos_mcp.mcp.own_requests import OwnRequests
 from eos_mcp.mcp.prompts import Prompts
 from eos_mcp.mcp.resources import Resources
+from eos_mcp.mcp.same_key_order import order_keys
 from eos_mcp.mcp.server_identity import CACHE_SCOPE, CACHE_TTL_MS, ServerIdentity, identity
 from eos_mcp.mcp.server_options import EOS, ServerOptions
 from eos_mcp.mcp.subscriptions import Subscriptions
@@ -93,7 +94,7 @@ def build(
     )
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, client_log.set_level)
     server.add_request_handler("server/discover", types.RequestParams, _discovery(who))
-    server.middleware.append(client_log.send_warnings)
+    server.middleware += [client_log.send_warnings, order_keys]
     return App(server, tools, subscriptions)
 
 
@@ -103,7 +104,7 @@ _CHANGING = CacheHint(ttl_ms=0, scope="private")
 
 def _drop_in(who: ServerIdentity, tools: Tools) -> Server[Any]:
     """The server of `sandbox-mcp`, which has the tools of the reference and no more."""
-    return Server(
+    server: Server[Any] = Server(
         who.name,
         version=who.version,
         title=who.title,
@@ -123,6 +124,8 @@ def _drop_in(who: ServerIdentity, tools: Tools) -> Server[Any]:
         on_list_prompts=empty_lists.list_prompts,
         on_get_prompt=empty_lists.get_prompt,
     )
+    server.middleware.append(order_keys)
+    return server
 
 
 def _discovery(who: ServerIdentity) -> Discover:

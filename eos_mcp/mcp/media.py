@@ -1,7 +1,8 @@
-"""Images and PDFs that file_read finds: content that a model sees, in the place of the refusal of a text.
+"""Images and PDFs in file_read: content that a model sees, in place of the refusal of a file that is not
+text.
 
 The agent refuses a file that is not UTF-8 (`not_utf8`). Its bytes are then read in base64, page by page; the
-first of them, not the name, say what it is.
+first bytes, not the name, give the media type.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def _named(row: Object) -> dict[str, Any]:
 
 
 async def _one(args: Mapping[str, Any], reply: dict[str, Any], ask: Ask, room: int) -> dict[str, Any]:
-    same = {key: args[key] for key in ("path", "path_b64", "workspace_session_id", "version") if args.get(key)}
+    same = {
+        key: args[key] for key in ("path", "path_b64", "workspace_session_id", "version") if args.get(key)
+    }
     raw = bytearray()
     kind: str | None = None
     size = -1
@@ -126,8 +129,8 @@ def _hinted(reply: dict[str, Any], kind: str, size: int, hint: str) -> dict[str,
 
 
 def taken_out(reply: dict[str, Any]) -> list[types.ContentBlock]:
-    """Take the bytes out of a result of `fetched`, as content, of several files each after its path; no
-    content for any other result.
+    """Remove the bytes from a result of `fetched` and return them as content, of several files each after its
+    path; [] for any other result.
     """
     blocks: list[types.ContentBlock] = []
     for row in reply.get("files") or ():

@@ -4,9 +4,12 @@ in every process.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
-from eos_mcp.catalog import Argument, Operation, operations_of_set
+from eos_mcp.catalog import Argument, Operation, ResultField, operations_of_set
+from eos_mcp.mcp import result_shapes as shapes
 from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 _TYPES = {
@@ -19,10 +22,6 @@ _TYPES = {
     "boolean": "boolean",
 }
 _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
-
-# A definition is read by a model in every session: a schema names a result's first key and forbids no others.
-OUTPUT_FIELDS = 1
-
 
 DISTINCT_NAMES = {
     "cgroup": "sandbox_cgroup",
@@ -38,6 +37,15 @@ DISTINCT_NAMES = {
 """Tools of the set `all` whose names other servers use too, in clients that join the lists of several."""
 
 
+def definitions(options: ServerOptions, operations: Iterable[Operation]) -> list[dict[str, Any]]:
+    """The entries of `tools/list` as a server with these options serves them."""
+    optional = options.program == EOS or options.sandbox_id is not None
+    frugal = options.program == EOS and options.tool_set == "agent"
+    found = [definition(one, sandbox_optional=optional, frugal=frugal) for one in operations]
+    named = names(options)
+    return [{**one, "name": named.get(one["name"], one["name"])} for one in found]
+
+
 def names(options: ServerOptions) -> dict[str, str]:
     """Names of tools that differ from those of their operations, which are accepted too."""
     return DISTINCT_NAMES if options.program == EOS and options.tool_set == "all" else {}
@@ -48,14 +56,29 @@ def operations(options: ServerOptions) -> tuple[Operation, ...]:
     return operations_of_set(options.tool_set, ours=options.program == EOS)
 
 
-def definition(operation: Operation, *, sandbox_optional: bool = False) -> dict[str, Any]:
-    """One entry of `tools/list`."""
+OUTPUT_MAX = 1600
+"""Most characters of an output schema in the set `agent`: some clients show it to the model in every session,
+whose texts say the same.
+"""
+
+
+def definition(
+    operation: Operation, *, sandbox_optional: bool = False, frugal: bool = False
+) -> dict[str, Any]:
+    """One entry of `tools/list`.
+
+    Args:
+        frugal: leave out an output schema above OUTPUT_MAX.
+    """
+    outputs = output_schema(operation)
+    if frugal and len(json.dumps(outputs, separators=(",", ":"))) > OUTPUT_MAX:
+        outputs = None
     return {
         "name": operation.name,
         "title": operation.summary,
         "description": operation.description,
         "inputSchema": input_schema(operation, sandbox_optional=sandbox_optional),
-        "outputSchema": output_schema(operation),
+        **({} if outputs is None else {"outputSchema": outputs}),
         "annotations": {
             "readOnlyHint": operation.read_only,
             "destructiveHint": operation.destructive,
@@ -92,16 +115,45 @@ def takes_default_sandbox(operation: Operation, argument: Argument) -> bool:
     return argument.name == "sandbox_id" and operation.name != "destroy_sandbox"
 
 
-def output_schema(operation: Operation) -> dict[str, Any]:
-    """One object schema with nothing required: success has its fields, a failure has `error`; some clients
-    check both against it.
+def output_schema(operation: Operation) -> dict[str, Any] | None:
+    """The object schema of all keys of a result, or None where the form of an inner object is not declared.
+
+    Nothing is required: success has its fields, a failure has `error`, and some clients check both.
     """
+    own = shapes.BY_OPERATION.get(operation.name, {})
     properties: dict[str, Any] = {}
-    for field in operation.result[:OUTPUT_FIELDS]:
-        words = field.type.split("|")
-        properties[field.name] = {"type": words[0] if len(words) == 1 else words}
-    properties["error"] = {"type": "object"}
-    return {"properties": properties, "type": "object"}
+    for field in operation.result:
+        if "." in field.name:
+            continue  # a key of an inner object
+        schema = own.get(field.name, shapes.BY_KEY.get(field.name)) if _is_nested(field) else _scalar(field)
+        if schema is None:
+            return None
+        properties[field.name] = schema
+    properties |= {key: schema for key, schema in own.items() if key not in properties}
+    if takes_sandbox(operation):
+        properties.setdefault("sandbox_id", shapes.STRING)  # of a call that named none
+    if any(_is_nested(field) for field in operation.result):
+        properties.setdefault("truncated", shapes.BOOLEAN)
+        properties["left_out"] = {"type": "object", "additionalProperties": shapes.INTEGER}
+    properties["error"] = shapes.ERROR
+    return {"type": "object", "properties": properties}
+
+
+def _is_nested(field: ResultField) -> bool:
+    return not {"object", "array"}.isdisjoint(field.type.split("|"))
+
+
+def _scalar(field: ResultField) -> dict[str, Any]:
+    words = field.type.split("|")
+    schema = {"type": words[0]}
+    return shapes.nullable(schema) if "null" in words else schema
+
+
+def takes_sandbox(operation: Operation) -> bool:
+    """Return True when calls of this operation may leave out the sandbox that it needs."""
+    inner = operation.argument("sandbox_id")
+    needs = operation.scope == "sandbox_required" or (inner is not None and inner.required)
+    return needs and operation.name != "destroy_sandbox"
 
 
 def _property(argument: Argument) -> dict[str, Any]:

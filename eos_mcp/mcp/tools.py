@@ -100,17 +100,13 @@ class Tools:
         self._for_models = options.program == EOS and options.tool_set in ("agent", "all")
         self._lenient = options.program == EOS
         self._patient = self._lenient and options.tool_set == "agent"
-        optional = self._lenient or options.sandbox_id is not None
         self._offered = OfferedTools(self._operations)
-        definitions = [
-            self._offered.definition(schema.definition(o, sandbox_optional=optional)) for o in members
-        ]
-        named = schema.names(options)
-        for definition in definitions:
-            definition["name"] = named.get(definition["name"], definition["name"])
         self._operations |= {
-            other: self._operations[name] for name, other in named.items() if name in self._operations
+            other: self._operations[name]
+            for name, other in schema.names(options).items()
+            if name in self._operations
         }
+        definitions = [self._offered.definition(d) for d in schema.definitions(options, members)]
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
         self._roots, self._resolved = allowed_dirs.by_command_line(options), allowed_dirs.Resolved()
         self._last_chosen = default_sandbox.LastChosen()
@@ -267,8 +263,6 @@ class Tools:
         operation, reply = call.operation, self._offered.reply(reply)
         if self._for_models and operation.name == "file_read" and media.may_be_media(checked, reply):
             reply = await self._media(call, checked, reply)
-            if "media_type" in reply:
-                return reply, media.text(reply)
         if self._for_models and terminal_output.wanted(operation.name, checked, reply):
             reply = await self._readable(call, reply)
         if self._for_models:

@@ -169,6 +169,11 @@ def test_the_head_and_a_session_are_listed_alike_and_apart(shared_agent: Agent) 
         assert listed(workspace_session_id=session) == sorted([*head, "new/deep/glob.py"])
         assert shared_agent.call("file_list", glob="")["entries"] == shared_agent.call("file_list")["entries"]
         assert len(shared_agent.call("file_list", glob="*", limit=1)["entries"]) == 1
+        old = shared_agent.call("file_list", glob="**/*.py", version=before)
+        assert ([entry["path"] for entry in old["entries"]], old["version"]) == (head, before)
+        with pytest.raises(Failed) as caught:
+            listed(workspace_session_id=session, version=before)
+        assert caught.value.details["reason"] == "one_of_two"
         with pytest.raises(Failed) as caught:
             shared_agent.call("file_list", glob="*", workspace_session_id="none")
         assert caught.value.kind == "not_found"

@@ -18,6 +18,8 @@ from eos_mcp.catalog import Operation
 from eos_mcp.mcp import schema
 from eos_mcp.mcp.server_identity import INSTRUCTIONS, identity
 from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, ServerOptions
+from tests.eos_mcp import closed_schemas
+from tests.eos_mcp.mcp_wire import META, Wire
 
 REFERENCE = {
     "management": {
@@ -68,8 +70,11 @@ CHARACTERS_PER_TOKEN = 4.4
 
 def definitions(program: str = EOS, tool_set: str = "agent") -> list[dict[str, Any]]:
     options = ServerOptions(program=program, tool_set=tool_set)
-    optional = program == EOS  # as `Tools` serves them
-    return [schema.definition(o, sandbox_optional=optional) for o in schema.operations(options)]
+    optional = program == EOS  # as `Tools` serves them, but for distinct names
+    frugal = optional and tool_set == "agent"
+    return [
+        schema.definition(o, sandbox_optional=optional, frugal=frugal) for o in schema.operations(options)
+    ]
 
 
 @pytest.mark.parametrize("tool_set", REFERENCE)
@@ -189,7 +194,7 @@ def nodes(value: Any) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("program", [EOS, SANDBOX])
 def test_every_definition_is_one_that_every_provider_accepts(program: str) -> None:
     for definition in definitions(program, "all"):
-        name, inputs, outputs = definition["name"], definition["inputSchema"], definition["outputSchema"]
+        name, inputs = definition["name"], definition["inputSchema"]
         assert re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
         assert definition["title"]
         assert 0 < len(definition["description"]) <= 400, name
@@ -203,11 +208,9 @@ def test_every_definition_is_one_that_every_provider_accepts(program: str) -> No
         assert not (
             definition["annotations"]["readOnlyHint"] and definition["annotations"]["destructiveHint"]
         ), name
-        assert inputs["type"] == outputs["type"] == "object"
+        assert inputs["type"] == "object"
         assert inputs["additionalProperties"] is False
         assert "required" in inputs
-        assert "required" not in outputs
-        assert "error" in outputs["properties"]
         for argument, part in inputs["properties"].items():
             assert part["description"], f"{name}.{argument}"
             assert part.get("default", 0) is not None
@@ -215,20 +218,58 @@ def test_every_definition_is_one_that_every_provider_accepts(program: str) -> No
         for node in nodes(inputs):
             assert not {"$ref", "$defs", "oneOf", "anyOf", "allOf", "not"} & node.keys()
         jsonschema.Draft202012Validator.check_schema(inputs)
+
+
+WITHOUT_OUTPUT = {
+    "snapshot", "trace", "events", "resources", "daemon", "topology", "cgroup", "layerstack", "gateway_info",
+}  # fmt: skip
+"""Operations whose results have parts of no fixed form."""
+
+
+@pytest.mark.parametrize("program", [EOS, SANDBOX])
+def test_an_output_schema_describes_every_key_or_is_absent(program: str) -> None:
+    for operation in schema.operations(ServerOptions(program=program, tool_set="all")):
+        outputs = schema.output_schema(operation)
+        if outputs is None:
+            assert operation.name in WITHOUT_OUTPUT, f"{operation.name}: see eos_mcp/mcp/result_shapes.py"
+            continue
+        assert outputs["type"] == "object" and "required" not in outputs
+        assert "error" in outputs["properties"]
+        assert {field.name for field in operation.result if "." not in field.name} <= set(
+            outputs["properties"]
+        )
         jsonschema.Draft202012Validator.check_schema(outputs)
+        for node in schemas_in(outputs):
+            assert isinstance(node.get("type", ""), str) and ("type" in node or "anyOf" in node), (
+                operation.name
+            )
+            assert node.get("type") != "array" or node["items"]
+            if node.get("type") == "object":
+                assert node.get("properties") or "additionalProperties" in node, operation.name
+
+
+def schemas_in(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A schema and all schemas in it; a key of a result may be called `type`, for example."""
+    yield node
+    inner = [*node.get("properties", {}).values(), *node.get("anyOf", ())]
+    inner += [node[key] for key in ("items", "additionalProperties") if isinstance(node.get(key), dict)]
+    for schema_ in inner:
+        yield from schemas_in(schema_)
 
 
 def test_the_error_envelope_and_an_empty_object_satisfy_every_output_schema() -> None:
     envelope = {"error": {"kind": "not_found", "message": "m", "details": {}}}
     for definition in definitions(EOS, "all"):
-        jsonschema.validate(envelope, definition["outputSchema"])
-        jsonschema.validate({}, definition["outputSchema"])
+        if "outputSchema" in definition:
+            closed_schemas.check(definition["outputSchema"], envelope)
+            closed_schemas.check(definition["outputSchema"], {})
 
 
 def test_every_example_result_satisfies_its_output_schema() -> None:
     for operation in catalog.ALL:
-        if operation.result_example and "%s" not in operation.result_example:
-            jsonschema.validate(json.loads(operation.result_example), schema.output_schema(operation))
+        outputs = schema.output_schema(operation)
+        if outputs is not None and operation.result_example and "%s" not in operation.result_example:
+            closed_schemas.check(outputs, json.loads(operation.result_example))
 
 
 def test_the_set_of_a_coding_agent_stays_within_its_budget() -> None:
@@ -243,6 +284,8 @@ def test_the_set_of_a_coding_agent_stays_within_its_budget() -> None:
         for d in found
     }
     assert sum(sizes.values()) <= 5000, sizes
+    whole = sum(len(json.dumps(d, separators=(",", ":"))) for d in definitions()) / CHARACTERS_PER_TOKEN
+    assert whole <= 7500, "some clients show a model the output schemas too"
     assert all(len(d["title"]) <= 40 for d in definitions())
 
 
@@ -262,3 +305,17 @@ def test_the_list_has_the_same_bytes_in_every_process() -> None:
         for seed in ("1", "2")
     }
     assert len(texts) == 1
+
+
+def test_definitions_have_the_same_bytes_in_both_eras() -> None:
+    """A client that changes the era keeps its model's cached prompt."""
+    with Wire(
+        [sys.executable, "-m", "eos_mcp", "--set", "all"], env={"EOS_STATE_DIR": "/nonexistent"}
+    ) as wire:
+        wire.open()
+        ask = {"jsonrpc": "2.0", "method": "tools/list"}
+        legacy = wire.ask({**ask, "id": "legacy", "params": {}})["result"]["tools"]
+        modern = wire.ask({**ask, "id": "modern", "params": {"_meta": META}})["result"]["tools"]
+    assert json.dumps(legacy) == json.dumps(modern)
+    first = legacy[0]["inputSchema"]
+    assert list(first) == ["type", "properties", "required", "additionalProperties"]

@@ -224,22 +224,22 @@ class Handlers:
         }.get(name, {})
 
         async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
-            if args.get("paths"):
-                return await read_several(args, limits["max_bytes"], lambda one: handler(one, request))
-            if name == "list" and args.get("glob"):
-                return await file_calls.walk(self.sessions, "glob", {**limits, **args}, request.request_id)
-            args.pop("paths", None)
-            session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
-            content = args.pop("content", None)
-            data = None if content is None else bytes_of(content, encoding_of(args))
-            args = {**limits, **args}
-            if session_id is not None and "version" in args:
+            if "workspace_session_id" in args and "version" in args:
                 raise OperationError(
                     INVALID_REQUEST,
                     f"file_{name} reads either a version or a session",
                     {"argument": "version"},
                     reason="one_of_two",
                 )
+            if args.get("paths"):
+                return await read_several(args, limits["max_bytes"], lambda one: handler(one, request))
+            args.pop("paths", None)
+            if name == "list" and args.get("glob"):
+                return await file_calls.walk(self.sessions, "glob", {**limits, **args}, request.request_id)
+            session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
+            content = args.pop("content", None)
+            data = None if content is None else bytes_of(content, encoding_of(args))
+            args = {**limits, **args}
             if session_id is not None:
                 return await file_calls.file_op(self.sessions, session_id, name, args, data)
             with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):

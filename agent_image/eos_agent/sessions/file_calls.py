@@ -77,17 +77,19 @@ async def _undo_patch(init: InitHandle, args: dict[str, Any]) -> None:
 
 
 async def walk(sessions: Sessions, name: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """The operations file_search (`search`) and file_list with a glob (`glob`). The head is walked in a
+    """The operations file_search (`search`) and file_list with a glob (`glob`). A version is walked in a
     session that is made for the call. The gate is not held during a walk.
     """
     session_id: str | None = args.pop("workspace_session_id", None)
+    version: int | None = args.pop("version", None)
     limit_s = SEARCH_S + KILL_S
     if session_id is not None:
         return await _walk_in(sessions, session_id, name, args, limit_s)
-    own = await sessions.create_implicit(agent=None, request_id=request_id)
+    own = await sessions.create_implicit(agent=None, request_id=request_id, version=version)
     try:
         with telemetry.span("namespace.exec.file_op", op=name):
-            return (await own.init.file_op(name, args, in_worker=True, limit_s=limit_s))[0]
+            found = (await own.init.file_op(name, args, in_worker=True, limit_s=limit_s))[0]
+            return found if version is None else {**found, "version": version}
     finally:
         await asyncio.shield(sessions.finalize(own))
 

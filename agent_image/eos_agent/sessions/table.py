@@ -200,9 +200,11 @@ class Sessions:
             found |= resolved_json(session.upper.resolved)
         return found
 
-    async def create_implicit(self, *, agent: str | None, request_id: str) -> Session:
+    async def create_implicit(
+        self, *, agent: str | None, request_id: str, version: int | None = None
+    ) -> Session:
         return await self._create(
-            IMPLICIT, network="shared", rootfs="shared", agent=agent, request_id=request_id
+            IMPLICIT, network="shared", rootfs="shared", agent=agent, request_id=request_id, version=version
         )
 
     async def _create(

@@ -472,6 +472,7 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("base_version", "integer", ours=True),
             ResultField("draft_id", "string", ours=True),
             CONFLICTS._replace(help="of draft_id on the head, as of rebase_workspace_session"),
+            ResultField("conflict_count", "integer", "with conflicts: how many were resolved", ours=True),
             ResultField(
                 "limits",
                 "object",
