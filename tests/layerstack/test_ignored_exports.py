@@ -4,6 +4,7 @@ request, and marked for a receiver that compares.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable
@@ -114,8 +115,9 @@ def kinds(found: Unpacked) -> dict[str, bytes]:
 FILES = {"files": 8, "bytes": 1 + 2 + 4 + 6 + 100 + 0 + 7 + (1 << 18)}
 """build/b, build/deep/c, new.log, src/out/o, one.log, link.log, old/z.log, large.log."""
 SOURCE = {"build.py", "kept.log", "old", "old/new", "old/x", "one.txt", "src"}
-IGNORED = {"build", "build/b", "build/deep", "build/deep/c", "build/was", "gone.log", "large.log", "link.log"}
-IGNORED |= {"new.log", "old/y.log", "old/z.log", "one.log", "src/out", "src/out/o"}
+IN_BUILD = {"build", "build/b", "build/deep", "build/deep/c", "build/was"}
+LOGS = {"gone.log", "large.log", "link.log", "new.log", "old/y.log", "old/z.log", "one.log"}
+IGNORED = IN_BUILD | LOGS | {"src/out", "src/out/o"}
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["in runs", "one by one"])
@@ -135,7 +137,7 @@ def test_ignored_files_are_counted_and_the_stream_is_otherwise_the_same(
 def test_nothing_of_ignored_paths_is_sent_and_a_further_name_of_an_ignored_file_is_a_file(
     exported: Call, earlier: bool
 ) -> None:
-    found = exported(lambda stack: sent(stack, EXCLUDE, earlier=earlier))
+    found = exported(functools.partial(sent, treatment=EXCLUDE, earlier=earlier))
     assert found.trailer["ignored"] == FILES
     assert kinds(found).keys() == SOURCE
     assert kinds(found)["one.txt"] == pax.FILE and kinds(found)["old/x"] == pax.WHITEOUT
@@ -150,9 +152,7 @@ def test_a_mark_stands_for_each_ignored_path_that_is_not_below_another(exported:
     found, rest = exported(look)
     assert found.trailer["ignored"] == FILES and rest.tar == found.tar[len(found.tar) // 2 :]
     marks = {path for path, kind in kinds(found).items() if kind == pax.IGNORED}
-    topmost = {path for path in IGNORED if path.partition("/")[0] != "build" and path != "src/out/o"} | {
-        "build"
-    }
+    topmost = {"build", *LOGS, "src/out"}
     assert marks == topmost and kinds(found).keys() == SOURCE | topmost
     assert found.trailer["files"] == len({"build.py", "kept.log", "old/new", "one.txt"})
 

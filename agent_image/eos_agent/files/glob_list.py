@@ -101,7 +101,8 @@ class _GlobPage:
         self._rows: list[tuple[str, dict[str, Any]]] = []
         self._size = self._ignored = self._unreadable = 0
         self._stopped: str | None = None
-        self._start = self.at = start
+        self._start = start
+        self.at: str | None = start
 
     def pass_by(self, path: str) -> None:
         self.at = path
@@ -135,7 +136,7 @@ class _GlobPage:
         page would have none either."""
         self._stopped = what
         if self._rows and self._rows[-1][0] == self.at:  # it was added just before the time was up
-            self.at += "\0"
+            self.at = self._rows[-1][0] + "\0"
         if self._rows or self.at != self._start:
             return
         where = shown(self.at or self._top) or "the workspace"
