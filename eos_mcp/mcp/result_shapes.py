@@ -303,6 +303,9 @@ BY_OPERATION: Mapping[str, Mapping[str, Schema]] = {
         **RECORD,
         "discarded": record(
             layers=INTEGER,
+            unexported=record(
+                newest_version=nullable(INTEGER), exported_version=nullable(INTEGER), dest=nullable(STRING)
+            ),
             sessions=STRINGS,
             drafts=STRINGS,
             unpublished=record(

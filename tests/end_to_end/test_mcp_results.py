@@ -62,9 +62,12 @@ def client() -> Generator[Client]:
     with Wire(argv, env=env) as wire:
         wire.open()
         found = Client(wire, root)
-        sandbox = found.well("create_sandbox", image="host", workspace_root=workspace)["id"]
-        yield found
-        found.well("destroy_sandbox", sandbox_id=sandbox)
+        found.well("create_sandbox", image="host", workspace_root=workspace)
+        try:
+            yield found
+        finally:
+            for row in found.use("list_sandboxes").structure["sandboxes"]:
+                found.use("destroy_sandbox", sandbox_id=row["id"])
     subprocess.run(
         [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
         env=env,
