@@ -171,8 +171,11 @@ def sessions(client: Client) -> None:
     session = {"workspace_session_id": made["workspace_session_id"]}
     client.well("exec_command", cmd="echo s > s; mkdir d; mkfifo d/p", yield_time_ms=30_000, **session)
     client.well("exec_command", cmd="sleep 3600", yield_time_ms=0, **session)
+    client.well("exec_command", cmd="sleep 3600", service="nap", yield_time_ms=0, **session)
     listed = client.well("list_workspace_sessions")
-    running = listed["sessions"][0]["active_command_session_ids"][0]
+    (running, *_) = [
+        row["command_session_id"] for row in listed["sessions"][0]["commands"] if "service" not in row
+    ]
     client.use("publish_workspace_session", **session)
     client.well("signal_command", command_session_id=running, signal="KILL")
     client.well("wait_command", command_session_id=running)
