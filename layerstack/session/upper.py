@@ -490,14 +490,15 @@ class Upper:
         The upper must be offline. Afterwards `mount` gives the view of the checkpoint: names, content,
         attributes, times, links between files.
         Raises:
-            NotFound: no such checkpoint (checkpoint_not_found). OSError: the state before. Nothing changed
-                unless only a sync failed.
+            NotFound: no such checkpoint (checkpoint_not_found). LayerLimit, OSError: the state before, unless
+                only a sync failed.
         Cost: as `checkpoint`.
         """
         with self._lock:
             self._live()
             self._published_is_final()
             target = self.saved.find(checkpoint_id)
+            overlay.check_count(len(self._chain.layers) + len(self.saved.below(target.layer)))
             self._set_aside()
             moves, changed = self._writes()
             if not moves and target.layer == self.saved.top:

@@ -16,13 +16,14 @@ from layerstack.session import checkpoints
 from layerstack.store import Store
 from tests import in_namespace
 from tests.layerstack.power_cut import copy_disk, make_disk, mount_disk
-from tests.layerstack.store_fixture import Session, lay, put
+from tests.layerstack.store_fixture import Session, get, lay, put
 
 WRITTEN = ("0", "1", "2", "3")
 
 
 def shown(session: Session) -> str:
-    """The numbers of the files that it shows."""
+    """The numbers of the files that it shows; the directory that was renamed has its file's bytes."""
+    assert get(session.at("to/base")) == "base\n"
     return "".join(name for name in WRITTEN if os.path.exists(session.at(f"d/{name}")))
 
 
@@ -35,10 +36,11 @@ def cut(folder: str) -> dict[str, list[str]]:
     make_disk(backing)
     mount_disk(backing, disk)
     root = f"{disk}/store"
-    lay(f"{root}/base/B000001-base", {"d/base": "x\n"})
+    lay(f"{root}/base/B000001-base", {"d/base": "x\n", "from/base": "base\n"})
     Store.create(root, workspace_root="/workspace", base_root_hash="0" * 64, xattr_namespace=TRUSTED)
     store = Store.open(root)
     session = Session(store, store.open_upper("s", origin="workspace_session:s"), view)
+    os.rename(session.at("from"), session.at("to"))
     for name in WRITTEN:
         put(session.at(f"d/{name}"), "x\n")
         session.umount()

@@ -162,8 +162,20 @@ def test_a_publish_after_a_restore_publishes_what_is_seen(stack: Stack) -> None:
 @on_a_stack(BASE)
 def test_a_rejected_publish_leaves_session_and_checkpoints(stack: Stack) -> None:
     session = stack.session()
+    start = checkpoint(session)
     work(session)
     first = checkpoint(session)
+    worked = whole_view(session.view)
+    restore(session, start)
+    put(session.at("text"), "one two\n")
+    os.utime(session.at("touched"), ns=(5, 10**18 + 5))
+    view = whole_view(session.view)
+    stack.store.update_file("text", lambda _: b"first\n", owner="o", request_id="r")
+    assert session.rejected() == {"text": "content"}
+    session.mount()
+    assert whole_view(session.view) == view, "the upperdir is not captured in place"
+    restore(session, first)
+    assert whole_view(session.view) == worked
     put(session.at("late"), "late\n")
     view = whole_view(session.view)
     stack.store.update_file("text", lambda _: b"theirs\n", owner="o", request_id="r")
@@ -178,7 +190,12 @@ def test_a_rejected_publish_leaves_session_and_checkpoints(stack: Stack) -> None
     assert not os.path.exists(session.at("late")) and os.path.exists(session.at("pipe"))
     session.umount()
     done = session.upper.rebase(Choice(MARKERS))
-    assert [one.checkpoint_id for one in done.checkpoints] == ["checkpoint-1", "checkpoint-2"]
+    assert [one.checkpoint_id for one in done.checkpoints] == [
+        "checkpoint-1",
+        "checkpoint-2",
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
     assert done.dropped == ("pipe",)
     session.mount()
     assert b"<<<<<<<" in whole_view(session.view)["text"].body
