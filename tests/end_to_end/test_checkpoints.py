@@ -35,12 +35,13 @@ def test_a_session_goes_back_and_forth_and_publishes_what_it_shows(sandbox: Sand
     session = sandbox.session()
     about = ("--workspace-session-id", session)
     sandbox.shell("echo good > a.txt; mkdir n; echo x > n/one; ln n/one n/two; rm -r d; chmod 750 n", session)
+    sandbox.shell("echo note > /tmp/note", session)
     made = sandbox.do("checkpoint_session", *about, "--label", "it builds")
     sandbox.shell("echo bad > a.txt; rm -r n; mkdir d; echo late > d/late", session)
     done = sandbox.do("restore_session", *about)
     assert (done["checkpoint_id"], done["label"]) == (made["checkpoint_id"], "it builds")
-    seen = "cat a.txt; stat -c %a n; [ n/one -ef n/two ] && echo linked; [ -e d ] || echo gone"
-    assert sandbox.shell(seen, session)["output"] == "good\n750\nlinked\ngone"
+    seen = "cat /tmp/note a.txt; stat -c %a n; [ n/one -ef n/two ] && echo linked; [ -e d ] || echo gone"
+    assert sandbox.shell(seen, session)["output"] == "note\ngood\n750\nlinked\ngone"
     back = sandbox.do("restore_session", *about, "--checkpoint-id", done["undo_checkpoint_id"])
     assert back["undo_checkpoint_id"] == made["checkpoint_id"] and sandbox.read("d/late", session) == "late"
     if sandbox.desk.person.uid is None:  # the server runs as the user of this process

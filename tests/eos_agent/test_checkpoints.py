@@ -150,3 +150,26 @@ def test_a_restart_of_the_agent_leaves_a_draft_of_the_present_state(agent: Agent
     draft = caught.value.details["draft_id"]
     again = agent.call("create_workspace_session", draft_id=draft)["workspace_session_id"]
     assert read(agent, again, "f") == "one" and read(agent, again, "g") == "late" and not rows(agent, again)
+
+
+@pytest.mark.parametrize("profile", ["shared", "isolated"])
+def test_a_tmp_of_its_own_goes_on_with_the_session(shared_agent: Agent, profile: str) -> None:
+    agent = shared_agent
+    session = agent.session(network_profile=profile, rootfs="read_only")
+    text = "echo kept > /tmp/f; mkdir /tmp/d; echo shm > /dev/shm/g; echo new > w"
+    run(agent, session, text)
+    for operation in ("checkpoint_session", "restore_session"):
+        agent.call(operation, workspace_session_id=session)
+        assert run(
+            agent, session, "cat /tmp/f /dev/shm/g w; ls -d /tmp/d; echo late >> w; echo more > /tmp/more"
+        ) == ("kept\nshm\nnew\n/tmp/d")
+    agent.call("publish_workspace_session", workspace_session_id=session, keep_open=True)
+    agent.call("file_write", path="elsewhere", content=f"{profile}\n")
+    agent.call("rebase_workspace_session", workspace_session_id=session)
+    assert run(agent, session, "cat /tmp/f /tmp/more /dev/shm/g elsewhere; touch /tmp/writable x") == (
+        f"kept\nmore\nshm\n{profile}"
+    )
+    other = agent.session(network_profile=profile, rootfs="read_only")
+    assert run(agent, other, "ls /tmp/f /dev/shm/g 2> /dev/null; ls -d /tmp") == "/tmp"
+    for one in (session, other):
+        agent.call("destroy_workspace_session", workspace_session_id=one)

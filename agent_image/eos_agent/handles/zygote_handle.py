@@ -82,6 +82,7 @@ class ZygoteHandle:
         self._last_id = 0
         self._masked: set[str] = set()
         self._masking: dict[int, asyncio.Future[None]] = {}
+        self._keeping: dict[int, asyncio.Future[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._creating: dict[int, InitHandle] = {}
         self._inits: dict[int, InitHandle] = {}
@@ -129,9 +130,41 @@ class ZygoteHandle:
             await self._freshness.before_command()
         await self._mask_news()
 
-    async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> InitHandle:
+    async def keep_folders(self, pid: int) -> None:
+        """Keep the own /tmp, /var/tmp and /dev/shm of a session, whose init has this pid and still runs, for
+        the init that replaces it; `create` with `replaces`, or `release_folders`, follows.
+        """
+        if self._link is None or self.lost.done():
+            return
+        self._last_id += 1
+        number, done = self._last_id, asyncio.get_running_loop().create_future()
+        self._keeping[number] = done
+        try:
+            await self._hint({"op": "keep", "id": number, "pid": pid})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MASK_S):
+                    await done
+        finally:
+            self._keeping.pop(number, None)
+
+    async def release_folders(self, pid: int) -> None:
+        """Drop what `keep_folders` kept, if no init has taken it over."""
+        await self._hint({"op": "release", "pid": pid})
+
+    async def _hint(self, message: dict[str, Any]) -> None:
+        """Send a request that may be lost with the zygote."""
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                await self._link.send(message)
+
+    async def create(
+        self, spec: SessionSpec, mount_fd: int, *, timeout_s: float, replaces: int = 0
+    ) -> InitHandle:
         """Create a session on a detached overlay mount. The caller closes `mount_fd` afterwards, also after
         an error.
+
+        Args:
+            replaces: pid of the session's init before, for which `keep_folders` was called; 0: none.
 
         Raises:
             OperationError: operation_failed, reason setup_failed, with step and errno in the details; all
@@ -157,7 +190,13 @@ class ZygoteHandle:
                 try:
                     masked = [] if self._news is None else self._news.late()
                     await link.send(
-                        {"op": "create", "id": number, "spec": list(spec), "masked": masked},
+                        {
+                            "op": "create",
+                            "id": number,
+                            "spec": list(spec),
+                            "masked": masked,
+                            "replaces": replaces,
+                        },
                         fds=[mount_fd, theirs.fileno()],
                     )
                 except OSError as error:
@@ -225,6 +264,10 @@ class ZygoteHandle:
                 resolve(waiting)
             if message["failed"]:
                 log.log("neighbours_uncovered", paths=message["failed"])
+        elif event == "kept":
+            kept = self._keeping.get(message["id"])
+            if kept is not None:
+                resolve(kept)
         elif event == "exited":
             init = self._inits.pop(message["pid"], None)
             if init is not None:
@@ -237,7 +280,7 @@ class ZygoteHandle:
             init.reaped("was lost with the zygote")
         for init in self._inits.values():
             init.orphaned()
-        for waiting in self._masking.values():
+        for waiting in (*self._masking.values(), *self._keeping.values()):
             resolve(waiting)
         self._creating.clear()
         self._inits.clear()

@@ -137,12 +137,10 @@ def prepare_session(mount_plan: MountPlan, *, read_only: bool, own_network: bool
         if not mount_plan.local:
             _read_only_root()
         _run()
-        _own_folders("/tmp")
         if not mount_plan.local:
             _dev()
-        _own_folders("/dev/shm")
-    elif own_network:  # as isolated as its network: no socket or file of another session is visible there
-        _own_folders("/tmp", "/var/tmp", "/dev/shm")
+    # of own_network: as isolated as its network: no socket or file of another session is visible there
+    _mount_folders(own_folders(read_only=read_only, own_network=own_network))
     with step("mount /dev/pts"):
         if os.path.isdir("/dev/pts"):
             _devpts(terminals)
@@ -151,16 +149,39 @@ def prepare_session(mount_plan: MountPlan, *, read_only: bool, own_network: bool
         _sys()
 
 
-def _own_folders(*paths: str) -> None:
+def _mount_folders(paths: Iterable[str]) -> None:
     for path in paths:
         with step(f"mount {path}"):
             if os.path.isdir(path):
                 syscalls.mount("tmpfs", path, "tmpfs", _NO_SPECIALS, "mode=1777")
 
 
-def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, masked: Iterable[str]) -> None:
+def own_folders(*, read_only: bool, own_network: bool) -> tuple[str, ...]:
+    """List the directories for temporary files that are a session's own."""
+    if read_only:
+        return ("/tmp", "/dev/shm")
+    return ("/tmp", "/var/tmp", "/dev/shm") if own_network else ()
+
+
+def clone_folders(paths: Iterable[str]) -> dict[str, int]:
+    """Clone the mounts of a session's own directories, in its namespace: path -> descriptor of a detached
+    mount, which keeps the files.
+    """
+    return {path: syscalls.open_tree(path) for path in paths if os.path.isdir(path)}
+
+
+def enter_session(
+    mount_plan: MountPlan,
+    mount_fd: int,
+    *,
+    read_only: bool,
+    masked: Iterable[str],
+    folders: Mapping[str, int] | None = None,
+) -> None:
     """Mask `masked` and paths that appeared since the zygote started, then mount the workspace.
     `prepare_session` was called before.
+
+    folders: path -> detached mount, as `clone_folders` gave it in the namespace of the init before.
 
     Raises:
         SetupFailed: names the step.
@@ -174,6 +195,10 @@ def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, mask
     with step("hide sockets and late folders"):
         for path in masked:
             _mask(path, mount_plan.workspace_root)
+    for path, fd in (folders or {}).items():
+        with step(f"keep {path}"):
+            if os.path.isdir(path):
+                syscalls.move_mount(fd, path)
     _workspace(mount_plan.workspace_root, mount_fd)
 
 

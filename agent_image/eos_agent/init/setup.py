@@ -11,6 +11,8 @@ import fcntl
 import os
 import signal
 import socket
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from eos_agent.init import mounts, native
@@ -57,13 +59,15 @@ class Order(NamedTuple):
     """Values that are not known before a session is created. The receiver owns the descriptors.
 
     masked: paths of unix sockets and directories to mask. network_fd: pipe on which the zygote reports that
-    the network of an isolated session is connected.
+    the network of an isolated session is connected. folders: path -> detached mount that the init before had
+    there.
     """
 
     mount_fd: int
     sock_fd: int
     masked: list[str]
     network_fd: int | None
+    folders: Mapping[str, int] = MappingProxyType({})
 
 
 def main(plan: InitPlan, order: Order) -> NoReturn:
@@ -76,8 +80,12 @@ def main(plan: InitPlan, order: Order) -> NoReturn:
         except mounts.SetupFailed as failed:
             failure = failed
         network_fds = () if order.network_fd is None else (order.network_fd,)
-        mount_fd, sock_fd, *rest = keep(order.mount_fd, order.sock_fd, *network_fds, *plan.program())
-        network_end, program = rest[: len(network_fds)], rest[len(network_fds) :]
+        mount_fd, sock_fd, *rest = keep(
+            order.mount_fd, order.sock_fd, *network_fds, *order.folders.values(), *plan.program()
+        )
+        network_end, rest = rest[: len(network_fds)], rest[len(network_fds) :]
+        folders = dict(zip(order.folders, rest, strict=False))
+        program = rest[len(folders) :]
         plan = plan._replace(program_fd=program[0] if program else -1)
         try:
             if failure is None:
@@ -85,7 +93,9 @@ def main(plan: InitPlan, order: Order) -> NoReturn:
         except mounts.SetupFailed as failed:
             failure = failed
         status = _live(
-            plan, Order(mount_fd, sock_fd, order.masked, network_end[0] if network_end else None), failure
+            plan,
+            Order(mount_fd, sock_fd, order.masked, network_end[0] if network_end else None, folders),
+            failure,
         )
     except BaseException as error:
         os.write(2, f"init: {error!r}\n".encode())
@@ -117,10 +127,19 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
         _warm_up(plan)
         frame = _order(control_fd)
         if frame is not None:
-            mount_fd, sock_fd, *network_end = keep(*frame.fds)
+            mount_fd, sock_fd, *rest = keep(*frame.fds)
+            paths: list[str] = frame.message["folders"]
+            network_end = rest[: len(rest) - len(paths)]
+            folders = dict(zip(paths, rest[len(network_end) :], strict=True))
             status = _live(
                 plan,
-                Order(mount_fd, sock_fd, frame.message["masked"], network_end[0] if network_end else None),
+                Order(
+                    mount_fd,
+                    sock_fd,
+                    frame.message["masked"],
+                    network_end[0] if network_end else None,
+                    folders,
+                ),
                 None,
             )
     except mounts.SetupFailed:
@@ -274,7 +293,15 @@ def _enter(plan: InitPlan, order: Order) -> str | None:
     """Do the session's own mounts and wait for its network. Returns the address of an isolated session; None
     without an address.
     """
-    mounts.enter_session(plan.mount_plan, order.mount_fd, read_only=plan.read_only, masked=order.masked)
+    mounts.enter_session(
+        plan.mount_plan,
+        order.mount_fd,
+        read_only=plan.read_only,
+        masked=order.masked,
+        folders=order.folders,
+    )
+    for fd in order.folders.values():
+        os.close(fd)
     address: str | None = None
     if order.network_fd is not None:
         with mounts.step("join the network"):

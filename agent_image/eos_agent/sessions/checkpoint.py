@@ -113,6 +113,7 @@ async def _change(
     session.ending = True
     session.state = "finalizing"
     with telemetry.span("workspace_session.remount", workspace_session_id=session.id):
+        await sessions.zygote.keep_folders(session.init.pid)
         running = session_commands.services(session)
         await session.init.end(sessions.grace_s)
         stopped = await session_commands.services_ended(running, f"{operation.name}_session")

@@ -37,7 +37,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
     The session is frozen and previewed first: with conflicts nothing changes and it continues. Else its
     processes and its overlay are ended, and the work is captured and committed. If a newer head conflicts by
     then, the session continues with the same view and a new init. With `keep_open` the session must not have
-    running processes; it continues with a new init, a new /tmp of its own and a new address.
+    running processes; it continues with a new init, its own /tmp, and a new address.
     """
     session_id: str = args["workspace_session_id"]
     grace = check_grace(args)
@@ -62,6 +62,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             )
         session.ending = True
         session.state = "finalizing"
+        if keep_open:
+            await sessions.zygote.keep_folders(session.init.pid)
         running = session_commands.services(session)
         await session.init.end(sessions.grace_s, thaw=True)
         stopped = await session_commands.services_ended(running, "publish_workspace_session")
@@ -83,6 +85,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
                     request_id=request_id,
                 )
         except CommitUnsynced as error:
+            await sessions.zygote.release_folders(session.init.pid)
             sessions.end(session)
             raise _with(_unsynced(session, error), stopped) from error
         except Exception as error:
@@ -144,13 +147,16 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
     try:
         upper, mount_fd = await sessions.pool.run(renew)
         try:
-            init = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
+            init = await sessions.zygote.create(
+                session.spec, mount_fd, timeout_s=sessions.setup_timeout_s, replaces=session.init.pid
+            )
         except BaseException:
             await asyncio.shield(sessions.pool.run(upper.discard))
             raise
         finally:
             os.close(mount_fd)
     except Exception as error:
+        await sessions.zygote.release_folders(session.init.pid)
         shown = operation_error(error)
         log.failure("not_kept_open", error, session=session.id)
         return {
@@ -238,10 +244,13 @@ async def remount(sessions: Sessions, session: Session) -> bool:
     try:
         mount_fd = await sessions.captures.run(session.upper.mount)  # also scans the captured changes
         try:
-            init = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
+            init = await sessions.zygote.create(
+                session.spec, mount_fd, timeout_s=sessions.setup_timeout_s, replaces=session.init.pid
+            )
         finally:
             os.close(mount_fd)
     except Exception as error:
+        await sessions.zygote.release_folders(session.init.pid)
         log.failure("remount_failed", error, session=session.id)
         await sessions.keep(session, "publish_error")
         return False

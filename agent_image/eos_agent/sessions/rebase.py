@@ -27,8 +27,8 @@ REBASE = RefusedOperation("rebase", rebase_hint)
 
 async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
     """Preview first: with conflicts for which the request names no side, nothing changes. Else init and the
-    overlay are ended, the work is carried over, and a new init starts on the new view, with a new /tmp and,
-    if isolated, a new address.
+    overlay are ended, the work is carried over, and a new init starts on the new view, with the /tmp of the
+    one before and, if isolated, a new address.
 
     Raises:
         OperationError: operation_failed: source_conflict with every conflict, session_busy, or an error of
@@ -55,6 +55,7 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
         session.ending = True
         session.state = "finalizing"
         with telemetry.span("workspace_session.remount", workspace_session_id=session_id):
+            await sessions.zygote.keep_folders(session.init.pid)
             running = session_commands.services(session)
             await session.init.end(sessions.grace_s)
             stopped = await session_commands.services_ended(running, "rebase_workspace_session")

@@ -17,7 +17,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple, NoReturn
 
 from eos_agent.init import helper, mounts, native, setup
@@ -170,9 +170,16 @@ class ZygoteProcess:
         if program_fd >= 0:
             with contextlib.suppress(OSError, mounts.SetupFailed):
                 self.namespace = _MountNamespace()
+        self.kept: dict[int, dict[str, int]] = {}  # by pid of an init that is replaced: its own folders
         self.emptied: list[str] = []  # cgroups to remove
         self.spares: dict[bool, _Spare] = {}  # by `isolated`
         self.wanted = {False} if isinstance(mount_plan, mounts.MountPlan) else set[bool]()
+        self.operations: dict[str, Callable[[frames.Frame], None]] = {
+            "create": self.create,
+            "mask": self.mask,
+            "keep": self.keep,
+            "release": lambda frame: self.release(frame.message["pid"]),
+        }
         self.network = network.IsolatedNetwork(
             required=isinstance(mount_plan, mounts.MountPlan) and not mount_plan.local
         )
@@ -193,7 +200,7 @@ class ZygoteProcess:
                 if not raw:
                     return
                 for frame in decoder.feed(raw, fds):
-                    {"create": self.create, "mask": self.mask}.get(frame.message["op"], self.help)(frame)
+                    self.operations.get(frame.message["op"], self.help)(frame)
             elif moment and self.wanted:
                 self.make_spare(min(self.wanted))
             if self.emptied:
@@ -263,7 +270,8 @@ class ZygoteProcess:
                 else []
             )
             self.refresh_views(frame.message["masked"])
-            order = setup.Order(mount_fd, theirs, [*sockets, *frame.message["masked"]], None)
+            folders = self.kept.get(frame.message["replaces"], {})
+            order = setup.Order(mount_fd, theirs, [*sockets, *frame.message["masked"]], None, folders)
             pid, pidfd, cgroup = self.start(plan, order)
             frames.send(
                 self.sock, {"event": "started", "id": number, "pid": pid, "cgroup": cgroup}, fds=[pidfd]
@@ -283,8 +291,41 @@ class ZygoteProcess:
             }
             frames.send(self.sock, refused)
         finally:
+            self.release(frame.message["replaces"])
             os.close(mount_fd)
             os.close(theirs)
+
+    def keep(self, frame: frames.Frame) -> None:
+        """Keep the own /tmp, /var/tmp and /dev/shm of a session whose init is about to be replaced, until the
+        next init of the session is created or `release`. Best effort: else they are new ones.
+        """
+        pid: int = frame.message["pid"]
+        self.release(pid)
+        plan = self.plans.get(pid)
+        own = () if plan is None else mounts.own_folders(read_only=plan.read_only, own_network=plan.isolated)
+        if own:
+            with contextlib.suppress(OSError, mounts.SetupFailed):
+                pidfd = os.pidfd_open(pid)
+                try:
+                    with self.namespaces().entered(pidfd):
+                        self.kept[pid] = mounts.clone_folders(own)
+                finally:
+                    os.close(pidfd)
+        frames.send(self.sock, {"event": "kept", "id": frame.message["id"]})
+
+    def release(self, pid: int) -> None:
+        """Drop what `keep` kept of the session with this init."""
+        for fd in self.kept.pop(pid, {}).values():
+            os.close(fd)
+
+    def namespaces(self) -> _MountNamespace:
+        """Give the way into the mount namespaces of sessions, with a native init or without. Raises as
+        `_MountNamespace`.
+        """
+        if self.namespace is not None:
+            return self.namespace
+        self.namespace_for_masks = self.namespace_for_masks or _MountNamespace()
+        return self.namespace_for_masks
 
     def refresh_views(self, paths: list[str]) -> None:
         """Drop negative dentries of the views' overlays: a new directory that an overlay has cached as
@@ -306,10 +347,7 @@ class ZygoteProcess:
             if not plan.read_only:
                 continue
             try:
-                if self.namespace is None:
-                    self.namespace_for_masks = self.namespace_for_masks or _MountNamespace()
-                namespace = self.namespace or self.namespace_for_masks
-                assert namespace is not None
+                namespace = self.namespaces()
                 pidfd = os.pidfd_open(pid)
                 try:
                     with namespace.entered(pidfd):
@@ -367,7 +405,9 @@ class ZygoteProcess:
         try:
             connect = [] if order.network_fd is None else [order.network_fd]
             frames.send(
-                spare.control, {"masked": order.masked}, fds=[order.mount_fd, order.sock_fd, *connect]
+                spare.control,
+                {"masked": order.masked, "folders": list(order.folders)},
+                fds=[order.mount_fd, order.sock_fd, *connect, *order.folders.values()],
             )
         except OSError:  # the spare has ended, and will be reaped
             return None
@@ -500,7 +540,13 @@ def _clone(plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int]:
 def _enter(plan: setup.InitPlan, order: setup.Order) -> None:
     mount_fd = os.dup(order.mount_fd)
     try:
-        mounts.enter_session(plan.mount_plan, mount_fd, read_only=plan.read_only, masked=order.masked)
+        mounts.enter_session(
+            plan.mount_plan,
+            mount_fd,
+            read_only=plan.read_only,
+            masked=order.masked,
+            folders=order.folders,
+        )
     except BaseException:
         with contextlib.suppress(OSError):
             os.close(mount_fd)
