@@ -14,7 +14,7 @@ from eos_agent.sessions.publish import SESSION_BUSY, check_idle, remount
 from eos_agent.sessions.refusal import RefusedOperation, not_resumed, refusal
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import NOT_FOUND, OPERATION_FAILED, OperationError
-from layerstack.errors import NotFound
+from layerstack.errors import NotFound, StoreBusy
 
 if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
@@ -108,6 +108,8 @@ async def _change(
     if not restarts:
         try:
             return await sessions.captures.run(change, request_id=request_id), {}
+        except StoreBusy:  # a service has written since, so the upper must go offline all the same
+            pass
         except Exception as error:
             raise refusal(sessions, session, error, operation, retained=True) from error
     session.ending = True
