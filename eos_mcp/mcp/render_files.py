@@ -8,11 +8,7 @@ from eos_mcp.mcp.json_values import Object, is_object, rows
 
 
 def where(args: Object) -> str:
-    return (
-        f"in session {args['workspace_session_id']} (private until published)"
-        if args.get("workspace_session_id")
-        else "and published"
-    )
+    return "in the session, private until published" if args.get("workspace_session_id") else "and published"
 
 
 def patched(args: Object, reply: Object) -> str:

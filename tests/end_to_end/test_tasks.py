@@ -21,7 +21,7 @@ SHORT = (
     "resolve from draft",
     "50,000-line log",
     "hung command",
-    "end of input of cat | sort",
+    "end of input of a filter",
 )
 
 

@@ -453,7 +453,7 @@ def test_what_was_deleted_or_moved_and_bytes_in_base64_are_reported() -> None:
     moved = {"type": "move", "kind": "file", "from": "a", "to": "b"}
     assert (
         render.result("file_move", {"workspace_session_id": "w1"}, moved)
-        == "moved file a to b in session w1 (private until published)"
+        == "moved file a to b in the session, private until published"
     )
     window = {
         "path": "f",

@@ -14,7 +14,7 @@ def main(image: str = "host") -> int:
     """Do all tasks in one sandbox; 1 when one costs more than it did."""
     more = 0
     print("| task | calls | before | tokens | before |\n|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory(prefix="eos-tasks-", dir=probes.scratch_root()) as root:
+    with tempfile.TemporaryDirectory(prefix="eos-t-", dir=probes.scratch_root()) as root:
         with desk(root, image) as place:
             for task in (*TASKS[:-1], GIT, TASKS[-1]):
                 found = cost(task, place)

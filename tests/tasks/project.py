@@ -25,7 +25,7 @@ import unittest
 import calc
 
 
-class Calc(unittest.TestCase):
+class Sum(unittest.TestCase):
     def test_add(self):
         self.assertEqual(calc.add(2, 3), 5)
 
@@ -64,7 +64,7 @@ def desk(root: str, image: str = "host") -> Generator[Desk]:
     """A project in an empty directory, an MCP server, and two agents. The sandboxes that are left and the
     gateway end with the block.
     """
-    project, out = os.path.join(root, "project"), os.path.join(root, "out")
+    project, out = os.path.join(root, "calc"), os.path.join(root, "out")
     for path in (project, out):
         os.mkdir(path)
     for name, text in FILES.items():

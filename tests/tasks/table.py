@@ -31,7 +31,7 @@ TASKS = (
     Task("interpreter", 6, 370, commands.interpreter),
     Task("git rebase -i", 6, 1740, commands.rebase_interactively),
     Task("password and yes-no prompts", 5, 228, commands.prompts),
-    Task("end of input of cat | sort", 3, 132, commands.end_of_input),
+    Task("end of input of a filter", 3, 132, commands.end_of_input),
     Task("background server", 10, 595, commands.server),
     Task("export", 6, 666, whole_job.export),
     Task("clean up", 4, 95, whole_job.clean_up),
