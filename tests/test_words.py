@@ -50,7 +50,7 @@ PHRASES = {
     "of now": r"of (now|then)\b",
     "says so": r"says so\b",
     "in vain": r"in vain\b",
-    "went on": r"(going|went) on\b",
+    "went on": r"(?<!stand still, )(go|goes|going|went) on\b",
     "on its way": r"on its way\b",
     "bears": r"bears?\b",
     "lies below": r"lies? below\b",
