@@ -100,8 +100,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s18",
         "layerstack/layers/capture.py",
-        "return Fate.REPLACED if over else Fate.GONE",
-        "return Fate.GONE",
+        "return EntryResult.REPLACED if over else EntryResult.GONE",
+        "return EntryResult.GONE",
         "a FIFO over the only file of a directory: the publication fails with ENOTEMPTY",
     ),
     Mutant(
@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s31",
         "layerstack/publish/commit.py",
-        'return home if records.read(f"{home}/session.json")["token"] == about["upper"] else None',
+        'return home if records.read_session(home)["token"] == about["upper"] else None',
         "return home",
         "a folded layer is kept for a later session of the name of the one that wrote it",
         (
