@@ -181,7 +181,7 @@ def _properties(argument: Argument, value: Any) -> Any:
     if not _object(value):
         return value
     found = _member(argument.items or {}, value)
-    kept = {name: inner for name, inner in found.items() if inner not in ("", 0) or isinstance(inner, bool)}
+    kept = {name: inner for name, inner in found.items() if inner not in ("", 0)}
     return {} if set(kept) <= {"timeout_ms"} else kept
 
 

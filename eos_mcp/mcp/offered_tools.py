@@ -100,8 +100,8 @@ class OfferedTools:
         return {
             key: self.text(inner)
             if key == "description" and isinstance(inner, str)
-            else self._described(inner)
-            if isinstance(inner, dict)
+            else self._described(dict(inner))
+            if is_object(inner)
             else inner
             for key, inner in value.items()
         }

@@ -18,9 +18,12 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+from eos_mcp import catalog
 from eos_mcp.gateway_client.aio import GatewayClient
+from eos_mcp.mcp import example_calls
 from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, ServerOptions
 from tests import processes
+from tests.absent_table import table
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.tool_sets import SetServer, answers, introduction, situation
 from tests.eos_mcp.mcp_wire import Wire, call
@@ -418,6 +421,29 @@ def test_no_text_of_any_set_names_a_tool_that_the_set_lacks(place: Place) -> Non
                     await everything.done("signal_command", signal="KILL", **one)
             one = {"sandbox_id": place.sandbox, "workspace_session_id": session, "grace_s": 60}
             await everything.done("destroy_workspace_session", **one)
+
+    anyio.run(go)
+
+
+@pytest.mark.needs("dockerd")
+def test_an_absent_sandbox_or_image_has_the_kind_of_the_table(place: Place) -> None:
+    expected = {row.absent: (row.kind, row.reason) for row in table()}
+    workspace = os.path.join(os.path.dirname(place.env["EOS_STATE_DIR"]), "w")
+    given = {"sandbox_id": "eos-absent", "dest": os.path.join(workspace, "out")}
+
+    async def go() -> None:
+        server = SetServer(ServerOptions(tool_set="all", roots=(workspace,)), client_of(place))
+        for operation in catalog.ALL:
+            names = {argument.name for argument in operation.arguments}
+            if operation.scope == "system" and "sandbox_id" not in names:
+                continue
+            more = {name: value for name, value in given.items() if name == "sandbox_id" or name in names}
+            answer = await server.use(operation.name, **{**example_calls.example(operation), **more})
+            error = answer.reply["error"]
+            assert (error["kind"], error["details"]["reason"]) == expected["sandbox"], (operation.name, error)
+        image = await server.use("create_sandbox", image="eos-absent/image:1", workspace_root=workspace)
+        error = image.reply["error"]
+        assert (error["kind"], error["details"]["reason"]) == expected["image"]
 
     anyio.run(go)
 

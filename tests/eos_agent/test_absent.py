@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from eos_agent.wire import operations
 from eos_agent.wire.operation import Operation
 from eos_agent.wire.operations_observe import OBSERVABILITY
+from tests.absent_table import Row, table
 
 from .agent_process import Agent, refused
 
 pytestmark = pytest.mark.needs("overlay")
 
-PAGE = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "protocol.md")
 ABSENT: dict[str, dict[str, Any]] = {
     "session": {"workspace_session_id": "absent", "scope": "absent", "workspace_id": "absent"},
     "command": {"command_session_id": "namespace_execution_999999999"},
@@ -38,20 +36,6 @@ GIVEN: dict[str, Any] = {
     "to": "moved",
     "stdin": "x",
 }
-
-
-class Row(NamedTuple):
-    absent: str
-    kind: str
-    reason: str
-    operation: str
-
-
-def table() -> list[Row]:
-    with open(PAGE, encoding="utf-8") as file:
-        section = file.read().partition("### Kinds of what is absent")[2].partition("\n### ")[0]
-    rows = re.findall(r"^\| (\w+) \| `(\w+)` \| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
-    return [Row(*row[:3], name) for row in rows for name in row[3].split(", ")]
 
 
 ROWS = [row for row in table() if row.absent in ABSENT]

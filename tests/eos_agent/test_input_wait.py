@@ -51,6 +51,7 @@ def begin(agent: Agent, session: str, cmd: str, **args: Any) -> str:
 
 
 def until_it_waits(agent: Agent, command: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for _ in range(600):
         found = agent.call("read_command_lines", command_session_id=command, wait_ms=100)
         assert found["status"] == "running", found
@@ -82,13 +83,14 @@ def test_the_answer_of_each_operation_tells_it_and_an_answer_ends_it(
     shared_agent: Agent, session: str
 ) -> None:
     cmd = "read -p 'One: ' a; read -p 'Two: ' b; echo $a-$b; exec sleep 600"
+    first: dict[str, Any] = {}
     for _ in range(20):  # on a busy machine it may not have begun to read
         first = shared_agent.run(cmd, session, yield_time_ms=250)
         if first.get("waiting_for_input"):
             break
     assert (first["waiting_for_input"], first["last_line"]) == (True, "One: ")
-    command = first["command_session_id"]
-    one = {"command_session_id": command}
+    command = str(first["command_session_id"])
+    one: dict[str, Any] = {"command_session_id": command}
     typed = shared_agent.call("write_command_stdin", stdin="1\n", yield_time_ms=0, **one)
     assert "waiting_for_input" not in typed, "it may be about to read what was just typed"
     assert until_it_waits(shared_agent, command)["last_line"] == "Two: "
