@@ -176,7 +176,8 @@ def _command_notes(reply: Object, command_id: object, tools: OfferedTools) -> li
     if reply.get("leader_exit_code") is not None:
         notes.append(
             f"the command itself ended with exit code {reply['leader_exit_code']}; it waits for "
-            f"{compact(reply.get('waiting_on') or [])}"
+            f"{compact(reply.get('waiting_on') or [])} (a server that is to run on: "
+            f"exec_command with service)"
         )
     if reply.get("left_behind") and reply["left_behind"] != reply.get("waiting_on"):
         notes.append(

@@ -15,12 +15,18 @@ WAITING: dict[str, tuple[str, str, str]] = {
     "read of the shell": ("read -p 'Name: ' name; echo hello $name", "Name:", ""),
     "a pipeline's member": ("printf 'first\\n'; cat | sort", "first", ""),
     "python's input": ("python3 -c 'input(\"Go on? \")'", "Go on?", ""),
-    "python's prompt, which selects": ("TERM=dumb python3 -q -i", ">>>", ""),
+    "python's prompt, which selects": ("TERM=dumb python3 -q -i", ">>>", "each key"),
     "an interactive shell": ("PS1='> ' sh -i", ">", ""),
-    "a password": ("printf 'Password: '; stty -echo; read secret", "Password:", "does not show"),
+    "a password": ("printf 'Password: '; stty -echo; read secret", "Password:", "as for a password"),
     "/dev/tty": ("exec 3</dev/tty; read x <&3", "", ""),
     "a poll without limit": (
         "python3 -c 'import select; p = select.poll(); p.register(0, 1); p.poll()'",
+        "",
+        "",
+    ),
+    "an event loop": (
+        "python3 -c 'import os, select; e = select.epoll(); e.register(0, 1); e.register(os.pipe()[0], 1); "
+        "e.poll(30)'",
         "",
         "",
     ),
@@ -38,6 +44,11 @@ OTHERS = {
     "a socket beside the terminal": (
         'python3 -c \'import select, socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); '
         'print("Name: ", end="", flush=True); select.select([0, s], [], [])\''
+    ),
+    "an event loop with a socket": (
+        'python3 -c \'import select, socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); '
+        "e = select.epoll(); e.register(0, 1); e.register(s, 1); "
+        'print("Name: ", end="", flush=True); e.poll()\''
     ),
     "a poll with a limit": (
         'python3 -c \'import select\nprint("Name: ", end="", flush=True)\n'

@@ -1,10 +1,10 @@
 """Find out from the kernel if a program waits for input on its terminal.
 
 Each thread of the terminal's foreground group (TIOCGPGRP, ioctl_tty(2)) that sleeps is examined in
-/proc/PID/syscall (proc(5)): read(2) of the terminal, or select(2) or poll(2) for nothing but the terminal's
-input, without a time limit. Where that file is closed to us, /proc/PID/wchan says `n_tty_read` of a thread
-that sleeps in a read of its terminal. Output does not count: a line that ends in a colon may be a prompt or a
-heading.
+/proc/PID/syscall (proc(5)): read(2) of the terminal; select(2) or poll(2) for nothing but its input, without
+a time limit; an event loop (epoll(7)) that watches nothing else either. Where that file is closed to us,
+/proc/PID/wchan says `n_tty_read` of a thread that sleeps in a read of its terminal. Output does not count: a
+line that ends in a colon may be a prompt or a heading.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 import stat
 import struct
 import termios
@@ -37,18 +38,43 @@ class _Calls(NamedTuple):
     poll: frozenset[int]
     """poll(2), whose third argument is the number of milliseconds."""
     ppoll: frozenset[int]
+    epoll: frozenset[int]
+    """epoll_wait(2) and epoll_pwait, whose fourth argument is the number of milliseconds."""
+    futex: frozenset[int]
 
 
+_NONE = frozenset[int]()
 _BY_MACHINE = {
-    "x86_64": _Calls(frozenset({0, 19}), frozenset({23, 270}), frozenset({7}), frozenset({271})),
-    "aarch64": _Calls(frozenset({63, 65}), frozenset({72}), frozenset(), frozenset({73})),
+    "x86_64": _Calls(
+        read=frozenset({0, 19}),
+        select=frozenset({23, 270}),
+        poll=frozenset({7}),
+        ppoll=frozenset({271}),
+        epoll=frozenset({232, 281}),
+        futex=frozenset({202}),
+    ),
+    "aarch64": _Calls(
+        read=frozenset({63, 65}),
+        select=frozenset({72}),
+        poll=_NONE,
+        ppoll=frozenset({73}),
+        epoll=frozenset({22}),
+        futex=frozenset({98}),
+    ),
 }
-_CALLS = _BY_MACHINE.get(platform.machine(), _Calls(*[frozenset[int]()] * 4))
+_CALLS = _BY_MACHINE.get(platform.machine(), _Calls(*[_NONE] * 6))
+_WATCHED = re.compile(rb"^tfd: +(\d+) events: +([0-9a-f]+)", re.MULTILINE)
+_OWN_EVENTS = ("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[signalfd]")
+TIMER_MS = 1000
+"""Shortest time limit of an event loop that counts as a wait: idle programs have timers too."""
 
 
 class TerminalWait(NamedTuple):
-    """A program waits for input. echo: the terminal shows what is typed; it does not for a password."""
+    """A program waits for input. lines: it gets whole lines, not each key (ICANON, termios(3)). echo: the
+    terminal shows what is typed; not for a password, nor where the program itself shows it.
+    """
 
+    lines: bool
     echo: bool
 
 
@@ -62,7 +88,7 @@ def terminal_wait(master_fd: int, root: int) -> TerminalWait | None:
     """
     try:
         (group,) = struct.unpack("i", fcntl.ioctl(master_fd, termios.TIOCGPGRP, b"\0\0\0\0"))
-        echo = bool(termios.tcgetattr(master_fd)[3] & termios.ECHO)
+        local = int(termios.tcgetattr(master_fd)[3])
     except (OSError, termios.error):
         return None
     if group <= 0:
@@ -70,7 +96,7 @@ def terminal_wait(master_fd: int, root: int) -> TerminalWait | None:
     for pid, device in _members(group, root):
         for thread in (procfs.entries(f"/proc/{pid}/task") or [])[:MOST_THREADS]:
             if _waits(pid, thread, device):
-                return TerminalWait(echo)
+                return TerminalWait(bool(local & termios.ICANON), bool(local & termios.ECHO))
     return None
 
 
@@ -106,6 +132,9 @@ def _waits(pid: int, thread: str, device: int) -> bool:
     if number in _CALLS.select:  # count, to read, to write, exceptions, time limit
         count, readable, writable, _, limit = args
         return not limit and _selects_only_terminal(pid, count, readable, writable, device)
+    if number in _CALLS.epoll:
+        limit = args[3] & 0xFFFFFFFF  # -1: none
+        return limit >= TIMER_MS and _loops_on_terminal(pid, thread, args[0], device)
     endless = args[2] & 0xFFFFFFFF == 0xFFFFFFFF if number in _CALLS.poll else not args[2]
     return (
         number in _CALLS.poll | _CALLS.ppoll
@@ -153,6 +182,36 @@ def _selects_only_terminal(pid: int, count: int, readable: int, writable: int, d
         return False
     found = _set(pid, count, readable)
     return bool(found) and all(_is_terminal(pid, fd, device) for fd in found or [])
+
+
+def _loops_on_terminal(pid: int, thread: str, epoll_fd: int, device: int) -> bool:
+    """True if an event loop watches the terminal and, beside it, only what its own process wakes it with, and
+    no other thread and no child works for it.
+    """
+    info = procfs.read(f"/proc/{pid}/fdinfo/{epoll_fd}") or b""
+    watched = [(int(fd), int(events, 16)) for fd, events in _WATCHED.findall(info)]
+    if not 0 < len(watched) <= MOST_THREADS:
+        return False
+    terminal = [fd for fd, events in watched if events & _POLLIN and _is_terminal(pid, fd, device)]
+    links = [procfs.link(f"/proc/{pid}/fd/{fd}") for fd in (procfs.entries(f"/proc/{pid}/fd") or [])]
+    for fd, _ in watched:
+        link = procfs.link(f"/proc/{pid}/fd/{fd}") or ""
+        own_pipe = link.startswith("pipe:") and links.count(link) > 1
+        if fd not in terminal and link not in _OWN_EVENTS and not own_pipe:
+            return False
+    threads = procfs.entries(f"/proc/{pid}/task") or []
+    if not terminal or len(threads) > MOST_THREADS:
+        return False
+    return all(
+        not procfs.read(f"/proc/{pid}/task/{other}/children") and (other == thread or _idles(pid, other))
+        for other in threads
+    )
+
+
+def _idles(pid: int, thread: str) -> bool:
+    """True for a thread that sleeps until another one of its process wakes it."""
+    words = (procfs.read(f"/proc/{pid}/task/{thread}/syscall") or b"").split()
+    return len(words) > 1 and words[0].isdigit() and int(words[0]) in _CALLS.futex | _CALLS.epoll
 
 
 def _polls_only_terminal(pid: int, address: int, count: int, device: int) -> bool:

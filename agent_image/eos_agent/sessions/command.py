@@ -555,9 +555,12 @@ class Command:
     def _input_json(self, wait: TerminalWait) -> dict[str, Any]:
         """The fields of a result about a program that waits for input."""
         total = self.output.total_rows
-        hint = "it waits for input on its terminal: write_command_stdin types it, with the newline"
-        if not wait.echo:
-            hint += "; the terminal does not show what is typed, as for a password"
+        newline = (
+            "with the newline" if wait.lines else "it gets each key, so with a newline only after a line"
+        )
+        hint = f"it waits for input on its terminal: write_command_stdin types it; {newline}"
+        if wait.lines and not wait.echo:
+            hint += "; what is typed is not shown, as for a password"
         return {
             "waiting_for_input": True,
             "last_line": plain_row(self.output.read(total - 1).text) if total else "",
