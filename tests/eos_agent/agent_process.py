@@ -21,24 +21,10 @@ from eos_agent.init import native as init_program
 from eos_agent.kernel import cgroups
 from eos_agent.wire import operations
 from eos_agent.wire.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
-from tests import in_namespace, native
+from tests import in_namespace, native, warm_python
 
-for _module in (
-    "__main__",
-    "zygote.main",
-    "init.setup",
-    "sessions.commands",
-    "serve.handlers",
-    "http.http_server",
-    "serve.server",
-    "sessions.table",
-    "files.head",
-    "handles.environment",
-    "base.pool",
-):
-    importlib.import_module(f"eos_agent.{_module}")  # an ordinary user may not be able to read the checkout
-for _module in ("asyncio", "layerstack.store", "layerstack.export.stream", "layerstack.kernel.xattrs"):
-    importlib.import_module(_module)
+for _module in warm_python.AGENT.modules:
+    importlib.import_module(_module)  # an ordinary user may not be able to read the checkout
 
 TOKEN = "t0ken-of-the-test"
 WAIT_S = 60
@@ -161,7 +147,8 @@ class Agent:
         readable, writable = os.pipe()
         argv = ["serve", "--settings", self.settings_path]
         if self.uid is None:
-            self._process = subprocess.Popen(
+            self._process = warm_python.WarmPopen(
+                warm_python.AGENT,
                 [*self.prefix, sys.executable, "-c", native.STARTER, native.program() or "", *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

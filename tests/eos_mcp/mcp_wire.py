@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from tests import warm_python
+
 FIXTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mcp_fixture.py")
 PATIENCE_S = 60.0  # for answers: a bound, not a measured time
 END_S = 60.0  # for the end of a process whose tools would run for minutes
@@ -57,14 +59,22 @@ def call(
 
 
 class Wire:
-    """One server process; it ends with the block."""
+    """One server process; it ends with the block. `warm`: not a start of its own (tests/warm_python.py)."""
 
     def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: int = subprocess.PIPE
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.PIPE,
+        warm: bool = True,
     ) -> None:
         environment = {**os.environ, **(env or {})}
-        self.process = subprocess.Popen(
-            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process: subprocess.Popen[bytes] = (
+            warm_python.WarmPopen(warm_python.MCP, argv, env=environment, **pipes)
+            if warm
+            else subprocess.Popen(argv, env=environment, **pipes)
         )
         assert self.process.stdout is not None and self.process.stderr is not None
         self._out, self._buffer = self.process.stdout.fileno(), bytearray()
@@ -187,4 +197,4 @@ class Wire:
 
 def fixture(gate: str = "-", *, env: Mapping[str, str] | None = None) -> Wire:
     """The fixture server over stdio."""
-    return Wire([sys.executable, FIXTURE, "stdio", gate], env=env)
+    return Wire([sys.executable, FIXTURE, "stdio", gate], env=env, warm=gate == "-")
