@@ -110,9 +110,15 @@ class ExportStage:
         step: StepHook,
         *,
         create: bool,
-        form: int = FORMAT,
+        format_number: int = FORMAT,
     ) -> None:
-        self.home, self.tree, self.voucher, self.step, self.form = home, tree, voucher, step, form
+        self.home, self.tree, self.voucher, self.step, self.format_number = (
+            home,
+            tree,
+            voucher,
+            step,
+            format_number,
+        )
         self.annexes = Annexes(tree)
         how = _OPEN | (os.O_CREAT | os.O_EXCL if create else 0)
         with contextlib.ExitStack() as stack:
@@ -185,7 +191,7 @@ class ExportStage:
             if state.get("phase") != "ready":
                 return None
             try:
-                stage = cls(home, tree, voucher, step, create=False, form=state["format"])
+                stage = cls(home, tree, voucher, step, create=False, format_number=state["format"])
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
                     raise  # a read-only disk, no free descriptor: a later try may succeed
@@ -225,7 +231,7 @@ class ExportStage:
 
     def set_phase(self, phase: str) -> None:
         """Write the state so that it survives a power cut."""
-        state: dict[str, Any] = {"format": self.form, "phase": phase, "created": self.created}
+        state: dict[str, Any] = {"format": self.format_number, "phase": phase, "created": self.created}
         if phase == "ready":
             state |= {
                 name: self._code_of(file) for name, file in (("plan", self._plan), ("clears", self._clears))
@@ -264,7 +270,7 @@ class ExportStage:
             if record.letter not in _LETTERS or self._packed(record) != self._plain(record):
                 raise NotVouched
             self._at.append(at)
-            at += _RECORDS[self.form].size + len(record.path)
+            at += _RECORDS[self.format_number].size + len(record.path)
         self._end = at
         for path in self.clears():
             if flaw(path) is not None:
@@ -323,7 +329,7 @@ class ExportStage:
     def _read(self, at: int) -> Step | None:
         self._plan.flush()
         self._plan.seek(at)
-        record = _RECORDS[self.form]
+        record = _RECORDS[self.format_number]
         head = self._plan.read(record.size)
         if len(head) < record.size:
             return None
@@ -340,7 +346,7 @@ class ExportStage:
         """Yield all steps in order; the file's offset does not change."""
         self._plan.flush()
         fd, at, held = self._plan.fileno(), 0, b""
-        record = _RECORDS[self.form]
+        record = _RECORDS[self.format_number]
         for n in range(len(self._at)):
             size = record.size
             while len(held) < size or len(held) < (size := record.size + record.unpack_from(held)[4]):
@@ -511,7 +517,9 @@ class ExportStage:
             found = target.lstat(what.path)
             if found is not None:
                 directory = stat.S_ISDIR(found.st_mode)
-                if (self.form > 2 and not what.put_there(found)) or (directory and target.names(what.path)):
+                if (self.format_number > 2 and not what.put_there(found)) or (
+                    directory and target.names(what.path)
+                ):
                     return
                 self.step("export.take_back")
                 target.move(what.path, stage, new, directory=directory)
@@ -535,10 +543,12 @@ class ExportStage:
 
     def _plain(self, what: Step) -> bytes:
         old = _NO_MODE if what.old_mode is None else what.old_mode
-        figures = (what.size, what.mtime_ns) if self.form > 2 else ()
+        figures = (what.size, what.mtime_ns) if self.format_number > 2 else ()
         try:
             return (
-                _RECORDS[self.form].pack(what.letter, what.staged, what.mode, old, len(what.path), *figures)
+                _RECORDS[self.format_number].pack(
+                    what.letter, what.staged, what.mode, old, len(what.path), *figures
+                )
                 + what.path
             )
         except struct.error:

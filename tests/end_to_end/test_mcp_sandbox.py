@@ -474,7 +474,7 @@ def test_a_rejection_in_the_reference_set_is_resolved_by_its_own_tools_and_loses
     anyio.run(go)
 
 
-def test_a_service_is_ready_at_an_address_at_which_it_answers_and_a_prompt_is_told(place: Place) -> None:
+def test_a_service_is_ready_at_an_address_at_which_it_answers_and_a_prompt_is_reported(place: Place) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

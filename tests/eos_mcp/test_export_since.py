@@ -96,9 +96,9 @@ def test_a_journal_of_the_form_before_is_taken_back_as_it_was(
     fill(dest)
     before = shape(dest)
     usual = stage.ExportStage.__init__.__kwdefaults__
-    assert usual is not None and usual["form"] == stage.FORMAT
+    assert usual is not None and usual["format_number"] == stage.FORMAT
     with monkeypatch.context() as patch:
-        patch.setitem(usual, "form", 2)
+        patch.setitem(usual, "format_number", 2)
         assert killed_at(HALF_WAY, 1, dest)
     (staging,) = dest.glob(".eos-export-*")
     assert '"format": 2' in (staging / "state").read_text()
