@@ -52,7 +52,7 @@ class OwnRequests:
 
 def resource_error(error: OperationError, uri: str, protocol_version: str) -> MCPError:
     """The protocol error for a resource that cannot be read."""
-    if error.kind == NOT_FOUND or error.details.get("reason") in _ABSENT:
+    if is_absent(error):
         return unknown_resource(uri, protocol_version, error.message)
     code = types.INVALID_PARAMS if error.kind == INVALID_REQUEST else types.INTERNAL_ERROR
     return MCPError(code, error.message, {"uri": uri, "kind": error.kind, **error.details})
@@ -65,6 +65,18 @@ def unknown_resource(uri: str, protocol_version: str, why: str = "no resource ha
     return MCPError(code, f"resource not found: {why}", {"uri": uri})
 
 
+def is_absent(error: OperationError) -> bool:
+    """Return True for a sandbox, or a thing in it, that does not exist."""
+    return error.kind == NOT_FOUND or error.details.get("reason") in _ABSENT
+
+
 _ABSENT = frozenset(
-    {"version_not_found", "file_not_found", "draft_not_found", "not_a_directory", "command_not_found"}
+    {
+        "sandbox_not_found",
+        "version_not_found",
+        "file_not_found",
+        "draft_not_found",
+        "not_a_directory",
+        "command_not_found",
+    }
 )

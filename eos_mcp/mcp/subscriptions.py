@@ -24,7 +24,7 @@ from mcp.shared.subscriptions import ResourceUpdated, ServerEvent
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.mcp import resource_uris
 from eos_mcp.mcp.connections import connection_of
-from eos_mcp.mcp.own_requests import OwnRequests, unknown_resource
+from eos_mcp.mcp.own_requests import OwnRequests, is_absent, unknown_resource
 from eos_mcp.mcp.resource_uris import ResourceName
 
 log = logging.getLogger("eos.mcp")
@@ -67,6 +67,16 @@ class Watch:
             listener(event)
         await asyncio.sleep(0)
 
+    async def exists(self, sandbox: str) -> bool:
+        """Return False for a sandbox that does not exist; one that does not answer exists."""
+        if not await self._own.has_gateway():
+            return False
+        try:
+            await self._own.ask("layerstack", {}, sandbox, timeout_s=ASK_S)
+        except OperationError as error:
+            return not is_absent(error)
+        return True
+
     def hold(self, sandbox: str) -> None:
         """Watch a sandbox until `release` was called as often.
 
@@ -97,6 +107,8 @@ class Watch:
             try:
                 reply = await self._own.ask("layerstack", {}, sandbox, timeout_s=ASK_S)
             except OperationError as error:
+                if is_absent(error):
+                    return
                 log.info("versions of %s: %s", sandbox, error.message)
                 wait_s = SILENT_INTERVAL_S
             else:
@@ -118,6 +130,8 @@ class Subscriptions:
         name = _watchable(params.uri)
         if name is None:
             raise unknown_resource(params.uri, ctx.protocol_version, NO_UPDATES)
+        if not await self._watch.exists(name.sandbox):
+            raise unknown_resource(params.uri, ctx.protocol_version, "no such sandbox")
         self._of(ctx).add(params.uri, name.sandbox)
         return types.EmptyResult()
 
@@ -128,13 +142,14 @@ class Subscriptions:
     async def listen(
         self, ctx: _Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve one stream. Of what the client asks for only versions are acknowledged: nothing else
-        changes.
+        """Serve one stream. Of what the client asks for only versions of sandboxes that exist are
+        acknowledged: nothing else changes.
         """
         wanted = list(dict.fromkeys(params.notifications.resource_subscriptions or ()))
         if len(wanted) > URIS_MAX:
             raise MCPError(types.INVALID_PARAMS, f"a stream has at most {URIS_MAX} subscriptions")
-        names = [name for uri in wanted if (name := _watchable(uri)) is not None]
+        found = [name for uri in wanted if (name := _watchable(uri)) is not None]
+        names = [name for name in found if await self._watch.exists(name.sandbox)]
         uris = [name.uri() for name in names]
         honoured = types.SubscriptionFilter(resource_subscriptions=uris or None)
         with contextlib.ExitStack() as held:

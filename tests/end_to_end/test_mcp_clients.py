@@ -173,13 +173,14 @@ def test_versions_files_drafts_conflicts_and_outputs_are_read(place: Place, mode
     assert "text" in prompt["messages"][0]["content"]["text"]
 
     for wrong in (
-        "versions/999",
-        "versions/1/files/none",
-        "drafts/none",
-        "drafts/none/conflicts",
-        "commands/none",
+        "eos-none/versions",
+        f"{sandbox}/versions/999",
+        f"{sandbox}/versions/1/files/none",
+        f"{sandbox}/drafts/none",
+        f"{sandbox}/drafts/none/conflicts",
+        f"{sandbox}/commands/none",
     ):
-        error = ask(wire, "resources/read", modern=modern, uri=f"eos://{sandbox}/{wrong}")["error"]
+        error = ask(wire, "resources/read", modern=modern, uri=f"eos://{wrong}")["error"]
         assert error["code"] == (-32602 if modern else -32002), (wrong, error)
 
     result, question = destroyed(wire, sandbox, {"action": "decline"}, modern=modern)

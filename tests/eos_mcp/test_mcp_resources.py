@@ -15,7 +15,7 @@ from mcp import Client
 from mcp.client.client import ConnectMode
 from mcp.shared.exceptions import MCPError
 
-from eos_agent.wire.protocol import NOT_FOUND, OPERATION_FAILED, OperationError
+from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.catalog import ALL
 from eos_mcp.gateway_client.aio import GatewayRequest
 from eos_mcp.mcp import app, schema
@@ -82,9 +82,9 @@ def test_an_unknown_resource_has_the_error_of_its_era(uri: str, mode: ConnectMod
 
 @both
 def test_a_sandbox_that_does_not_exist_is_a_resource_that_does_not(mode: ConnectMode) -> None:
-    missing = OperationError(NOT_FOUND, "sandbox eos-9 does not exist", {"sandbox_id": "eos-9"})
+    missing = OperationError(INVALID_REQUEST, "sandbox not found: eos-9", reason="sandbox_not_found")
     error = refused(ScriptedGateway(list_drafts=missing.envelope()), "eos://eos-9/drafts", mode).error
-    assert error.code in (-32002, -32602)
+    assert error.code == (-32602 if mode == MODERN else -32002)
     assert "eos-9" in error.message
 
 

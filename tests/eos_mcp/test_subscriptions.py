@@ -15,13 +15,14 @@ from mcp.client.session import MessageHandlerFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated
 
-from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.gateway_client.aio import GatewayRequest
 from eos_mcp.mcp import app, subscriptions
 from eos_mcp.mcp.server_options import ServerOptions
 from tests.eos_mcp.scripted_gateway import ScriptedGateway
 
 URI = "eos://eos-1/versions"
+NO_UPDATES = ("eos://eos-1/drafts", "eos://eos-1/versions/1", "eos://eos-1/versions?after=2", "x")
 PATIENCE_S = 60.0
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
@@ -37,6 +38,9 @@ class Publishing(ScriptedGateway):
 
     async def perform(self, request: GatewayRequest) -> dict[str, Any]:
         assert request.op == "layerstack"
+        if request.sandbox_id == "eos-none":
+            missing = OperationError(INVALID_REQUEST, "sandbox not found", reason="sandbox_not_found")
+            return missing.envelope()
         self._polled.set()
         if self.silent:
             raise OperationError(OPERATION_FAILED, "no answer", reason="sandbox_unreachable")
@@ -122,9 +126,12 @@ def test_in_the_newer_era_a_stream_has_what_it_asked_for_and_ends_with_the_clien
         server = app.build(ServerOptions(), gateway=gateway).server
         async with Client(server, mode="2026-07-28") as client:
             async with client.listen(
-                resource_subscriptions=[URI, URI, "eos://eos-1/drafts", "file:///x"], tools_list_changed=True
+                resource_subscriptions=[URI, URI, *NO_UPDATES, "eos://eos-none/versions"],
+                tools_list_changed=True,
             ) as stream:
                 assert polls() == ["versions of eos-1"]
+                assert stream.honored.resource_subscriptions == [URI]
+                assert not stream.honored.tools_list_changed
                 await gateway.polled()
                 gateway.version = 2
                 with anyio.fail_after(PATIENCE_S):
@@ -152,7 +159,7 @@ def test_a_sandbox_that_does_not_answer_is_asked_again() -> None:
 def test_subscriptions_are_bounded_and_only_for_versions() -> None:
     async def use(gateway: Publishing) -> None:
         async with Client(app.build(ServerOptions(), gateway=gateway).server, mode="legacy") as client:
-            for uri in ("eos://eos-1/drafts", "eos://eos-1/versions/1", "eos://eos-1/versions?after=2", "x"):
+            for uri in (*NO_UPDATES, "eos://eos-none/versions"):
                 with pytest.raises(MCPError) as failed:
                     await client.subscribe_resource(uri)
                 assert failed.value.error.code == -32002
