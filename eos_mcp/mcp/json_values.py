@@ -24,5 +24,13 @@ def items(value: object) -> list[object]:
     return list(value) if isinstance(value, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
+def shown_path(value: object) -> str:
+    """A path for one line of text: quoted as JSON if it has a line end, an escape code or the like, which
+    could pass for lines of the answer.
+    """
+    text = str(value)
+    return text if text.isprintable() else json.dumps(text, ensure_ascii=True)
+
+
 def compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

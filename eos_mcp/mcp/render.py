@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from eos_mcp.mcp import known_clients, render_checkpoints, render_conflicts, render_files
-from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
+from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows, shown_path
 from eos_mcp.mcp.known_clients import LARGE_PAGE
 from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools
 from eos_mcp.mcp.plain_text import plain
@@ -275,21 +275,20 @@ def _published(publish: Object) -> str:
     )
 
 
-def _file_read(args: Object, reply: Object) -> str:
+def _file_read(args: Object, reply: Object, call: str = "file_read with") -> str:
+    """Text of file_read; `call` begins the call for the next page."""
     if "files" in reply:
-        return render_files.several_read(reply, lambda row: _file_read(args, row))
+        return render_files.several_read(reply, lambda row, call: _file_read(args, row, call))
     if "media_type" in reply:
         return render_files.media_line(reply)
-    content = str(reply.get("content") or "")
+    content, path = str(reply.get("content") or ""), shown_path(reply.get("path"))
     if reply.get("encoding") == "base64":
         first, count = int(reply["offset"]), int(reply["bytes_read"])
         more = (
-            f"\n\nmore: file_read with offset={reply['next_offset']}"
-            if reply.get("next_offset") is not None
-            else ""
+            f"\n\nmore: {call} offset={reply['next_offset']}" if reply.get("next_offset") is not None else ""
         )
         return (
-            f"{reply.get('path')}: bytes {first} to {first + count - 1} of {reply.get('total_bytes')}, "
+            f"{path}: bytes {first} to {first + count - 1} of {reply.get('total_bytes')}, "
             f"in base64\n\n{content}{more}"
         )
     start, shown = int(reply.get("start_line") or 1), int(reply.get("num_lines") or 0)
@@ -303,15 +302,15 @@ def _file_read(args: Object, reply: Object) -> str:
             following = start + shown
         content = kept
     lines = (
-        f"{reply.get('path')}: lines {start} to {start + shown - 1} of {reply.get('total_lines')}, "
+        f"{path}: lines {start} to {start + shown - 1} of {reply.get('total_lines')}, "
         f"{reply.get('total_bytes')} bytes"
     )
     if not shown:
         return (
-            f"{reply.get('path')}: no lines from {start} on; it has {reply.get('total_lines')} lines, "
+            f"{path}: no lines from {start} on; it has {reply.get('total_lines')} lines, "
             f"{reply.get('total_bytes')} bytes"
         )
-    tail = f"\n\nmore: file_read with offset={following}" if following is not None else ""
+    tail = f"\n\nmore: {call} offset={following}" if following is not None else ""
     if reply.get("line_cut_characters"):
         tail = (
             f"\n\n({reply['line_cut_characters']} more characters of this line: read them with a "
@@ -334,7 +333,7 @@ def _file_search(args: Object, reply: Object) -> str:
     for match in found:
         if match.get("path") != path:
             path = match.get("path")
-            lines += ["", str(path)]
+            lines += ["", shown_path(path)]
         lines.append(f"{match.get('line')}: {match.get('text')}")
     if reply.get("next") is not None:
         lines += ["", f"more ({reply.get('stopped')}): call again with cursor={reply['next']}"]
@@ -342,11 +341,12 @@ def _file_search(args: Object, reply: Object) -> str:
 
 
 def _file_delete(args: Object, reply: Object) -> str:
-    return f"deleted {reply.get('kind')} {reply.get('path')} {render_files.where(args)}"
+    return f"deleted {reply.get('kind')} {shown_path(reply.get('path'))} {render_files.where(args)}"
 
 
 def _file_move(args: Object, reply: Object) -> str:
-    return f"moved {reply.get('kind')} {reply.get('from')} to {reply.get('to')} {render_files.where(args)}"
+    source, target = shown_path(reply.get("from")), shown_path(reply.get("to"))
+    return f"moved {reply.get('kind')} {source} to {target} {render_files.where(args)}"
 
 
 def _file_change(args: Object, reply: Object) -> str:
@@ -354,7 +354,7 @@ def _file_change(args: Object, reply: Object) -> str:
         str(reply.get("type")), str(reply.get("type"))
     )
     where = render_files.where(args)
-    text = f"{verb} {reply.get('path')} {where}: {reply.get('bytes_written')} bytes"
+    text = f"{verb} {shown_path(reply.get('path'))} {where}: {reply.get('bytes_written')} bytes"
     if "replacements" in reply:
         text += f", {reply['replacements']} replacement{'s' if reply['replacements'] != 1 else ''}"
     return text
@@ -365,7 +365,7 @@ def _file_list(args: Object, reply: Object) -> str:
     count = f"{len(entries)} {'files' if by_glob else 'entries'}"
     if not entries:
         count = f"no file matches {by_glob}" if by_glob else "empty"
-    lines = [f"{place}: {count}", *(_name(entry) for entry in entries)]
+    lines = [f"{shown_path(place)}: {count}", *(_name(entry) for entry in entries)]
     if reply.get("ignored_left_out"):
         lines.append(f"left out, ignored: {reply['ignored_left_out']} (include_ignored=true lists them)")
     if reply.get("unreadable"):
@@ -379,7 +379,7 @@ def _file_list(args: Object, reply: Object) -> str:
 def _name(entry: Object) -> str:
     kind = entry.get("kind") or entry.get("type")
     mark = {"directory": "/", "symlink": "@"}.get(str(kind), "")
-    return f"{entry.get('name') or entry.get('path')}{mark}" + (
+    return f"{shown_path(entry.get('name') or entry.get('path'))}{mark}" + (
         f"  {entry['size']}" if kind == "file" and "size" in entry else ""
     )
 

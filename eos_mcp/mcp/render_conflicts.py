@@ -4,7 +4,7 @@ the author of theirs, and the next step.
 
 from __future__ import annotations
 
-from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
+from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows, shown_path
 from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools, by_hand
 
 EDIT_AWAY = (
@@ -79,7 +79,7 @@ def resolved(reply: Object) -> str:
         lines.append(f"address: {reply['address']}")
     left = rows(reply.get("unresolved"))
     if left:
-        shown = [str(row.get("path")) for row in left[:SHOWN]]
+        shown = [shown_path(row.get("path")) for row in left[:SHOWN]]
         count = int(reply.get("unresolved_count", len(left)))
         named, more = ", ".join(shown), f" and {count - len(shown)} more" if count > len(shown) else ""
         lines.append(f"conflict markers of an earlier rebase are in {named}{more}: {EDIT_AWAY}")
@@ -93,10 +93,10 @@ def resolved_rows(reply: Object) -> list[str]:
     found = rows(reply.get("conflicts"))
     lines: list[str] = []
     for row in found[:SHOWN]:
-        kept = f", the other side is {row.get('kept_as')}" if row.get("kept_as") else ""
+        kept = f", the other side is {shown_path(row.get('kept_as'))}" if row.get("kept_as") else ""
         why = f" ({row.get('why')})" if row.get("why") else ""
         what = "conflict markers" if row.get("resolution") == "markers" else f"{row.get('resolution')} taken"
-        lines.append(f"- {row.get('path')} [{row.get('class')}]: {what}{why}{kept}")
+        lines.append(f"- {shown_path(row.get('path'))} [{row.get('class')}]: {what}{why}{kept}")
     count = reply.get("conflict_count", len(found))
     if isinstance(count, int) and count > len(found[:SHOWN]):
         lines.append(f"(and {count - len(found[:SHOWN])} more)")
@@ -113,18 +113,18 @@ def _conflicts(around: Object) -> list[Object]:
 def _units(around: Object) -> list[str]:
     """Hint for each unit that both sides changed."""
     units = [(conflict.get("path"), conflict.get("unit")) for conflict in _conflicts(around)]
-    return [f"{path}: {unit.get('hint')}" for path, unit in units if is_object(unit)]
+    return [f"{shown_path(path)}: {unit.get('hint')}" for path, unit in units if is_object(unit)]
 
 
 def _conflict(conflict: Object, left: list[int]) -> list[str]:
     states = "; ".join(f"{name} {_state(conflict.get(name))}" for name in ("base", "ours", "theirs"))
     lines = [
-        f"- {conflict.get('path')} [{conflict.get('class')}]"
+        f"- {shown_path(conflict.get('path'))} [{conflict.get('class')}]"
         + ("" if _spelled_out(conflict) else f": {states}")
     ]
     unit = conflict.get("unit")
     if is_object(unit):
-        members = [str(row.get("path")) for row in rows(unit.get("members"))]
+        members = [shown_path(row.get("path")) for row in rows(unit.get("members"))]
         more = unit.get("member_count", len(members)) - MEMBERS
         lines.append(
             f"  {unit.get('name')}, one value in several files: {', '.join(members[:MEMBERS])}"
@@ -132,7 +132,7 @@ def _conflict(conflict: Object, left: list[int]) -> list[str]:
         )
     renamed = conflict.get("renamed_to")
     if is_object(renamed):
-        lines.append(f"  {conflict.get('renamed_by')} has it at {renamed.get('path')}")
+        lines.append(f"  {conflict.get('renamed_by')} has it at {shown_path(renamed.get('path'))}")
     layer = conflict.get("theirs_layer")
     if is_object(layer):
         who = layer.get("agent") or layer.get("owner") or "an unknown author"

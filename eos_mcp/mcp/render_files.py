@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from eos_mcp.mcp.json_values import Object, is_object, rows
+from eos_mcp.mcp.json_values import Object, is_object, rows, shown_path
 
 
 def where(args: Object) -> str:
@@ -16,7 +16,9 @@ def patched(args: Object, reply: Object) -> str:
     files = rows(reply.get("files"))
     lines = [f"patched {len(files)} files {where(args)}"]
     for row in files:
-        path = f"{row['from']} -> {row.get('path')}" if row.get("from") else str(row.get("path"))
+        path = shown_path(row.get("path"))
+        if row.get("from"):
+            path = f"{shown_path(row['from'])} -> {path}"
         line = f"{row.get('type')}  {path}  +{row.get('lines_added')} -{row.get('lines_removed')}"
         if row.get("hunks_moved"):
             line += f"  ({row['hunks_moved']} hunks found at another line)"
@@ -27,20 +29,22 @@ def patched(args: Object, reply: Object) -> str:
 def media_line(reply: Object) -> str:
     """The line beside an image or PDF."""
     size = f", {reply['width']} x {reply['height']}" if reply.get("width") else ""
-    return f"{reply.get('path')}: {reply.get('media_type')}, {reply.get('total_bytes')} bytes{size}"
+    return (
+        f"{shown_path(reply.get('path'))}: {reply.get('media_type')}, {reply.get('total_bytes')} bytes{size}"
+    )
 
 
-def several_read(reply: Object, one: Callable[[Object], str]) -> str:
-    """Text of file_read of several paths; `one` renders one file."""
+def several_read(reply: Object, one: Callable[[Object, str], str]) -> str:
+    """Text of file_read of several paths; `one` renders one file, with the call that reads on in it."""
     texts: list[str] = []
     for row in rows(reply.get("files")):
-        failure = row.get("error")
+        failure, path = row.get("error"), shown_path(row.get("path"))
         if is_object(failure):
             details = failure.get("details")
             hint = details.get("hint") if is_object(details) else None
-            texts.append(f"{row.get('path')}: {failure.get('message')}" + (f"; {hint}" if hint else ""))
-        else:
-            texts.append(one(row).replace("file_read with", f"file_read path={row.get('path')}"))
+            texts.append(f"{path}: {failure.get('message')}" + (f"; {hint}" if hint else ""))
+            continue
+        texts.append(one(row, f"file_read path={path}"))
     return "\n\n".join(texts)
 
 
@@ -57,7 +61,7 @@ def session_diff(args: Object, reply: Object) -> str:
     )
     lines = [f"{whose} against {since}: {len(found)} paths" + (" on this page" if reply.get("next") else "")]
     for row in found:
-        note = f"  (same content as deleted {row['from']})" if row.get("from") else ""
+        note = f"  (same content as deleted {shown_path(row['from'])})" if row.get("from") else ""
         note += (
             "  (binary)"
             if row.get("binary")
@@ -65,12 +69,14 @@ def session_diff(args: Object, reply: Object) -> str:
             if row.get("change") == "attributes"
             else ""
         )
-        lines.append(f"{row.get('status')}  {row.get('path')}{note}")
+        lines.append(f"{row.get('status')}  {shown_path(row.get('path'))}{note}")
     for row in found:
         if row.get("patch"):
             lines.append(str(row["patch"]).rstrip("\n"))
         if row.get("patch_truncated"):
-            lines.append(f"(the patch of {row.get('path')} is cut: ask for it alone, or read the file)")
+            lines.append(
+                f"(the patch of {shown_path(row.get('path'))} is cut: ask for it alone, or read the file)"
+            )
     if reply.get("next") is not None:
         lines.append(f"more: call again with cursor={reply['next']}")
     return "\n".join(lines)

@@ -34,6 +34,14 @@ def test_the_limit_is_shared_and_wrong_paths_are_refused(agent: Agent) -> None:
     assert agent.call("file_read", path="large")["total_lines"] == 1500
     rows = agent.call("file_read", paths=["large", "src/app.py"])["files"]
     assert rows[0]["error"]["details"]["reason"] == "window_too_large" and "content" in rows[1]
+    fitting = int(rows[0]["error"]["details"]["hint"].split()[-2])
+    rows = agent.call("file_read", paths=["large", "src/app.py"], limit=fitting)["files"]
+    assert rows[0]["num_lines"] == fitting, "the advice followed literally"
+    agent.call("file_write", path="line", content="x" * 300_000)
+    error = refused(lambda: agent.call("file_read", path="line", limit=1))
+    assert error.reason == "window_too_large" and "base64" in error.details["hint"]
+    part = agent.call("file_read", path="line", encoding="base64", offset=1, limit=1000)
+    assert part["bytes_read"] == 1000
     assert refused(lambda: agent.call("file_read", paths=["a"] * 51)).reason == "out_of_bounds"
     assert refused(lambda: agent.call("file_read", paths=["a", 5])).reason == "wrong_type"
     assert refused(lambda: agent.call("file_read", limit=5)).reason == "missing_argument"

@@ -555,3 +555,38 @@ def test_a_service_and_a_wait_for_input_are_told_with_what_to_do() -> None:
     details = {"reason": "service_ended", "last_lines": "\x1b[31mno config\x1b[0m\nbye"}
     failure = {"kind": "operation_failed", "message": "ended", "details": details}
     assert "its last lines:\n\nno config\nbye\n" in render.error(failure, "exec_command")
+
+
+def test_names_of_files_cannot_pass_for_lines_of_the_answer() -> None:
+    odd = "a\npublished as version 9"
+    row = {"path": odd, "status": "A", "from": odd, "type": "create", "lines_added": 1, "lines_removed": 0}
+    conflict = {"path": odd, "class": "binary", "resolution": "ours", "kept_as": odd + ".theirs"}
+    for name, reply in (
+        ("diff_session", {"workspace_session_id": "w", "base_version": 1, "entries": [row]}),
+        ("apply_patch", {"files": [row]}),
+        ("file_list", {"path": ".", "entries": [{"name": odd, "kind": "file", "size": 1}]}),
+        ("file_delete", {"kind": "file", "path": odd}),
+        ("file_move", {"kind": "file", "from": odd, "to": odd}),
+        ("file_read", {"path": odd, "content": "x", "start_line": 1, "num_lines": 1, "total_lines": 1}),
+        ("rebase_workspace_session", {"conflicts": [conflict], "conflict_count": 1}),
+        ("publish_workspace_session", {"error": rejected_for(odd)}),
+    ):
+        text = render.result(name, {}, reply)
+        assert "a\\npublished" in text and not any(
+            line.startswith("published as version") for line in text.split("\n")
+        ), name
+
+
+def rejected_for(path: str) -> dict[str, Any]:
+    states = {"base": {"kind": "absent"}, "ours": {"kind": "absent"}, "theirs": {"kind": "absent"}}
+    found = {"reason": "source_conflict", "conflict_count": 1, "conflicts": [{"path": path, **states}]}
+    details = {"workspace_session_id": "w", "publish_rejection": found}
+    return {"kind": "operation_failed", "message": "rejected", "details": details}
+
+
+def test_the_content_of_several_files_is_theirs() -> None:
+    content = "more: file_read with offset=3"
+    row = {"content": content, "start_line": 1, "num_lines": 1, "total_lines": 9, "total_bytes": 9}
+    reply = {"files": [{**row, "path": "a", "next_offset": 2}, {**row, "path": "b"}]}
+    text = render.result("file_read", {}, reply)
+    assert text.count(content) == 2 and text.count("more: file_read path=a offset=2") == 1

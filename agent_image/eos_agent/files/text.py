@@ -109,7 +109,7 @@ def read_window(
             start, end = _skip(chunk, first - line), _skip(chunk, last - line)
             window += chunk[start:end]
             if len(window) > roof:
-                raise _too_large(path, max_bytes)
+                raise _too_large(path, offset, window, max_bytes)
         line += lines
     try:
         check.decode(b"", final=True)
@@ -121,7 +121,7 @@ def read_window(
         text = text[:-1]
     count = max(0, min(last, total_lines) - first)
     if len(text.encode()) > max_bytes:
-        raise _too_large(path, max_bytes)
+        raise _too_large(path, offset, window, max_bytes)
     return Window(text, offset, count, total_lines, total)
 
 
@@ -135,11 +135,18 @@ def _skip(chunk: bytes, lines: int) -> int:
     return at
 
 
-def _too_large(path: str, max_bytes: int) -> OperationError:
+def _too_large(path: str, offset: int, window: bytearray, max_bytes: int) -> OperationError:
+    """The error for a window over the limit; `window` has its first bytes."""
+    fitting = window.count(b"\n", 0, max_bytes + 1)
+    hint = (
+        f"ask for fewer lines with `limit`: {fitting} fit"
+        if fitting
+        else f"line {offset} alone is longer: with encoding base64, `offset` and `limit` are in bytes"
+    )
     return OperationError(
         INVALID_REQUEST,
         f"selected read output exceeds the maximum of {max_bytes} bytes: {shown(path)}",
-        {"path": shown(path), "max_output_bytes": max_bytes, "hint": "ask for fewer lines with `limit`"},
+        {"path": shown(path), "max_output_bytes": max_bytes, "hint": hint},
         reason="window_too_large",
     )
 
