@@ -207,7 +207,7 @@ def _command_notes(reply: Object, command_id: object, tools: OfferedTools) -> li
         notes.append("the command ended, its changes are being published")
     notes += _service_notes(reply)
     if reply.get("waiting_for_input"):
-        notes.append(f"WAITING FOR INPUT: {reply.get('last_line') or 'no prompt'}")
+        notes.append("WAITING FOR INPUT" + (f": {reply['last_line']}" if reply.get("last_line") else ""))
     elif reply.get("status") == "running" and command_id:
         notes.append(
             f"still running; read on with read_command_lines command_session_id={command_id} "

@@ -64,21 +64,21 @@ def test_all_tasks_cost_no_more_than_they_did(where: str, image: Callable[[str],
 TOOLS = {"open_it": ["draft_id", "on_conflict"], "read_it": ["path", "offset"], "publish_it": ["session_id"]}
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ('next: open_it {"draft_id":"d-1"} - opens it', [("open_it", {"draft_id": "d-1"})]),
-        ("more: read_it with offset=201", [("read_it", {"offset": 201})]),
-        ("read_it path=a.txt offset=4 has the rest", [("read_it", {"path": "a.txt", "offset": 4})]),
-        ("more: call again with cursor=abc", [("read_it", {"cursor": "abc"})]),
-        (
-            "publish_it is for later\nnext: open_it with draft_id, then publish_it",
-            [("open_it", {"draft_id": None}), ("publish_it", {}), ("publish_it", {})],
-        ),
-        ("an output without advice", []),
-    ],
-)
-def test_calls_are_read_out_of_a_text(text: str, calls: list[tuple[str, object]]) -> None:
+READ: list[tuple[str, list[tuple[str, dict[str, object]]]]] = [
+    ('next: open_it {"draft_id":"d-1"} - opens it', [("open_it", {"draft_id": "d-1"})]),
+    ("more: read_it with offset=201", [("read_it", {"offset": 201})]),
+    ("read_it path=a.txt offset=4 has the rest", [("read_it", {"path": "a.txt", "offset": 4})]),
+    ("more: call again with cursor=abc", [("read_it", {"cursor": "abc"})]),
+    (
+        "publish_it is for later\nnext: open_it with draft_id, then publish_it",
+        [("open_it", {"draft_id": None}), ("publish_it", {}), ("publish_it", {})],
+    ),
+    ("an output without advice", []),
+]
+
+
+@pytest.mark.parametrize(("text", "calls"), READ)
+def test_calls_are_read_out_of_a_text(text: str, calls: list[tuple[str, dict[str, object]]]) -> None:
     assert advice.calls_in(text, TOOLS, "read_it") == calls
 
 

@@ -503,8 +503,9 @@ def test_a_new_sandbox_is_its_id_without_what_programs_use() -> None:
 
 def test_a_destroyed_sandbox_says_what_was_lost_with_it() -> None:
     record = {"id": "eos-1", "state": "stopped", "workspace_root": "/w"}
-    work = {"sessions": ["w1"], "paths": ["a"], "count": 1, "bytes": 2, "drafts": []}
-    for unpublished, said in ((work, '"sessions":["w1"]'), ({"sessions": [], "count": 0}, "removed")):
+    work: dict[str, Any] = {"sessions": ["w1"], "paths": ["a"], "count": 1, "bytes": 2, "drafts": []}
+    none: dict[str, Any] = {"sessions": [], "count": 0}
+    for unpublished, said in ((work, '"sessions":["w1"]'), (none, "removed")):
         text = render.result("destroy_sandbox", {}, {**record, "discarded": {"unpublished": unpublished}})
         assert text.startswith("eos-1 is stopped and removed") and said in text
     assert "not known" in render.result("destroy_sandbox", {}, record)
