@@ -56,6 +56,8 @@ class Completion:
 
     async def _values(self, name: str, typed: str, given: Mapping[str, str]) -> list[str]:
         """Values of the argument that begin with the typed text, best first."""
+        if name not in _LISTED:
+            return []
         sandboxes = await self._resources.sandboxes()
         if name in ("sandbox", "sandbox_id"):
             return [one for one in sandboxes if one.startswith(typed)]
@@ -66,10 +68,9 @@ class Completion:
             return []
         if name == "path":
             return await self._paths(sandbox, given.get("version", ""), typed)
-        op, key, field = _LISTED.get(name, ("", "", ""))
-        if not op:
-            return []
-        reply = await self._own.ask(op, {}, sandbox, timeout_s=LIST_S)
+        op, key, field = _LISTED[name]
+        args = {"limit": 1000} if op == "list_commands" else {}
+        reply = await self._own.ask(op, args, sandbox, timeout_s=LIST_S)
         found = rows(reply.get(key))
         if op == "list_drafts":
             found = sorted(found, key=resource_reading.made, reverse=True)
@@ -95,8 +96,9 @@ class Completion:
 
 
 _LISTED = {
-    "sandbox": ("", "", ""),
-    "path": ("", "", ""),
+    "sandbox": ("list_sandboxes", "sandboxes", "id"),
+    "sandbox_id": ("list_sandboxes", "sandboxes", "id"),
+    "path": ("file_list", "entries", "name"),
     "version": ("list_versions", "versions", "version"),
     "draft": ("list_drafts", "drafts", "draft_id"),
     "draft_id": ("list_drafts", "drafts", "draft_id"),

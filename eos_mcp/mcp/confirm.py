@@ -179,7 +179,7 @@ def _choice(question: Question, found: types.ElicitResult) -> str:
 
 
 def _not_confirmed(question: Question, action: str, why: str) -> OperationError:
-    hint = "do not try again unasked: ask the user what they want"
+    hint = "ask the user what they want before you try again; they can also make this call on a command line"
     return OperationError(
         OPERATION_FAILED,
         f"{question.not_done}: {why}",

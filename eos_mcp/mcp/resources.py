@@ -126,11 +126,11 @@ class Resources:
             raise resource_error(error, params.uri, ctx.protocol_version) from None
 
     async def sandboxes(self) -> Sequence[str]:
-        """Ids of the sandboxes that run, sorted; of the one of the command line only."""
-        if self._only is not None:
-            return [self._only]
+        """Ids of the sandboxes that run, sorted; only that of the command line, if it names one."""
         if not await self._own.has_gateway():
             return []
+        if self._only is not None:
+            return [self._only]
         try:
             reply = await self._own.ask("list_sandboxes", {})
         except OperationError as error:

@@ -47,8 +47,8 @@ def place() -> Generator[Place]:
     drop_dir(root)
 
 
-def server(root: str, env: dict[str, str]) -> Wire:
-    wire = Wire([sys.executable, "-m", "eos_mcp", "--root", root], env=env)
+def server(root: str, env: dict[str, str], *words: str) -> Wire:
+    wire = Wire([sys.executable, "-m", "eos_mcp", "--root", root, *words], env=env)
     opening = initialize()
     opening["params"]["capabilities"] = FORMS
     wire.ask(opening)
@@ -260,7 +260,7 @@ def test_an_export_over_an_edited_file_asks_and_what_was_exported_needs_no_quest
 
 def test_listing_starts_no_gateway(place: Place) -> None:
     state = os.path.join(place.root, "none")
-    with server(place.root, {**place.env, "EOS_STATE_DIR": state}) as wire:
+    with server(place.root, {**place.env, "EOS_STATE_DIR": state}, "--sandbox-id", "eos-1") as wire:
         assert ask(wire, "resources/list")["result"]["resources"] == []
         ref = {"type": "ref/resource", "uri": "eos://{sandbox}/drafts"}
         completed = ask(wire, "completion/complete", ref=ref, argument={"name": "sandbox", "value": ""})
