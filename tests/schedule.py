@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from xdist.scheduler.loadfile import LoadFileScheduling
+from xdist.scheduler.loadfile import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs]
 
 FIRST = (
     "tests/test_quality.py",

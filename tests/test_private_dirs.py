@@ -19,6 +19,7 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.config import paths, token_file
 from eos_mcp.manager import prune
 from eos_mcp.workspace import base
+from tests import one_bundle
 from tests.in_namespace import ORDINARY_UID
 
 AS_ROOT = pytest.mark.needs("uid")
@@ -134,8 +135,8 @@ def test_bundles_and_their_records_are_closed_whatever_the_umask(short_dir: str,
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> build.Bundle:
-    return build.build(str(tmp_path_factory.mktemp("bundles")))
+def bundle() -> build.Bundle:
+    return one_bundle.made()
 
 
 def a_cache(bundle: build.Bundle, short_dir: str) -> str:

@@ -111,7 +111,10 @@ class Gateways:
                 if self.installed is None or who == "root"
                 else users.ordinary(self.installed, home)
             )
-            self.open[who] = made._replace(cache=self.cache_of(made))
+            self.open[who] = made = made._replace(cache=self.cache_of(made))
+            # in this home, and not in one that a test deletes: a gateway writes a note there
+            done = forked_program.run_for(made, *forked_program.START, made.environment())
+            assert done.returncode == 0, done.stderr
         return self.open[who].home / "state"
 
     def drop(self, who: str) -> None:

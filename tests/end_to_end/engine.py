@@ -38,7 +38,7 @@ def in_engine(text: str) -> list[str]:
             for container in api.containers(all=True, filters=filters)
             for name in container["Names"]
         ]
-        volumes = api.volumes(filters={"name": text})["Volumes"] or []
+        volumes: list[dict[str, Any]] = api.volumes(filters={"name": text})["Volumes"] or []
         return found + [str(volume["Name"]) for volume in volumes]
 
 

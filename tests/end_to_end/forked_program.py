@@ -20,6 +20,8 @@ FORKED = {
     f"eos_mcp.cli.sandbox_{name}": importlib.import_module(f"eos_mcp.cli.sandbox_{name}")
     for name in ("manager", "runtime", "observability")
 }
+START = ("eos_mcp.cli.sandbox_manager", ("list_sandboxes",))
+"""A command that starts a gateway where none runs."""
 STOP = ("eos_mcp.cli.eos", ("gateway", "stop"))
 """The command at the end of each gateway of a test."""
 FORKED[STOP[0]] = importlib.import_module(STOP[0])

@@ -13,8 +13,8 @@ import pytest
 
 from agent_image import build
 from eos_mcp.providers.local_probe import remove_tree
-from tests import in_namespace
-from tests.conftest import drop_dir, make_short_dir
+from tests import in_namespace, one_bundle
+from tests.conftest import make_short_dir
 from tests.end_to_end.manager_fixture import Host, hosting, records
 from tests.processes import end_processes_that_name, mounts_that_name, processes_that_name
 
@@ -65,12 +65,8 @@ class User:
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Generator[build.Bundle]:
-    folder = make_short_dir("eos-b-")
-    made = build.build(folder)
-    os.chmod(folder, 0o755)  # it is given to both users, who would each have a closed one
-    yield made
-    drop_dir(folder)
+def bundle() -> build.Bundle:
+    return one_bundle.made()
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ def reason(result: dict[str, Any]) -> str | None:
     return result["structuredContent"]["error"]["details"]["reason"] if result["isError"] else None
 
 
-def test_a_server_copies_and_exports_below_its_roots_alone(desk: Desks, tmp_path: Path) -> None:
-    one = desk("root")
+def test_a_server_copies_and_exports_below_its_roots_alone(shared_desk: Desks, tmp_path: Path) -> None:
+    one = shared_desk("root")
     secret, outside = tmp_path / "secret", tmp_path / "outside"
     secret.mkdir()
     (secret / "key").write_text("PRIVATE\n")
@@ -66,15 +66,15 @@ def test_a_server_copies_and_exports_below_its_roots_alone(desk: Desks, tmp_path
     assert os.listdir(outside) == []
 
 
-def test_sensitive_places_are_refused_over_the_command_line_too(desk: Desks) -> None:
-    one = desk("root")
+def test_sensitive_places_are_refused_over_the_command_line_too(shared_desk: Desks) -> None:
+    one = shared_desk("root")
     refused = one.refused_create("host", "/etc")
     assert refused["details"]["reason"] == "sensitive_place"
     assert "--allow-sensitive" in refused["details"]["hint"]
 
 
-def test_no_more_sandboxes_than_the_limit(desk: Desks) -> None:
-    one = desk("root")
+def test_no_more_sandboxes_than_the_limit(shared_desk: Desks) -> None:
+    one = shared_desk("root")
     refused = one.refused(
         "manager",
         "create_sandbox",

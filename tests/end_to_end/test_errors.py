@@ -50,9 +50,9 @@ def test_an_image_that_the_engine_lacks_is_named_before_the_workspace_is_copied(
 
 @pytest.mark.needs("dockerd")
 def test_an_image_without_a_shell_says_so_and_its_files_can_be_used(
-    desk: Desks, image: Callable[[str], str]
+    shared_desk: Desks, image: Callable[[str], str]
 ) -> None:
-    at = desk("root")
+    at = shared_desk("root")
     sandbox = at.create(image("empty"))
     sandbox.write("kept.txt", "kept\n")
     for words in ((), ("--workspace-session-id", sandbox.session())):
@@ -180,8 +180,8 @@ def test_a_file_system_that_overlayfs_cannot_write_to_is_named(desk: Desks) -> N
 
 
 @pytest.mark.parametrize("who", ["root", ORDINARY])
-def test_a_workspace_that_is_missing_or_is_no_directory_is_named(desk: Desks, who: str) -> None:
-    at = desk(who)
+def test_a_workspace_that_is_missing_or_is_no_directory_is_named(shared_desk: Desks, who: str) -> None:
+    at = shared_desk(who)
     for path in (at.person.home / "nowhere", at.give("plain", "text")):
         assert_error(at.refused_create("host", path), "workspace_missing", str(path), kind="invalid_request")
     assert_error(
@@ -246,8 +246,8 @@ def test_a_relative_state_directory_means_the_callers_directory(
     at.stop()
 
 
-def test_a_wrong_token_is_refused_by_every_program_and_changes_nothing(desk: Desks) -> None:
-    at = desk("root")
+def test_a_wrong_token_is_refused_by_every_program_and_changes_nothing(shared_desk: Desks) -> None:
+    at = shared_desk("root")
     sandbox = at.create("host")
     sandbox.write("kept.txt", "kept\n")
     wrong = {"SANDBOX_GATEWAY_AUTH_TOKEN": "not-the-token"}
@@ -270,9 +270,9 @@ def test_a_wrong_token_is_refused_by_every_program_and_changes_nothing(desk: Des
     "place", ["root", ORDINARY, pytest.param("docker", marks=pytest.mark.needs("dockerd"))]
 )
 def test_a_killed_runner_is_a_lost_session_whose_draft_holds_its_work(
-    desk: Desks, place: str, image: Callable[[str], str]
+    shared_desk: Desks, place: str, image: Callable[[str], str]
 ) -> None:
-    at = desk("ordinary" if place == "ordinary" else "root")
+    at = shared_desk("ordinary" if place == "ordinary" else "root")
     sandbox = at.create(image("busybox") if place == "docker" else "host")
     session = sandbox.session()
     sandbox.write("mine.txt", "mine\n", session)

@@ -299,8 +299,8 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *who, *words], cwd=folder, env=env, check=True, capture_output=True)
 
 
-def test_a_base_with_a_submodule_and_a_worktree_is_published_from_by_ten_at_once(desk: Desks) -> None:
-    at = desk("root")
+def test_a_base_with_a_submodule_and_a_worktree_is_published_from_by_ten_at_once(shared_desk: Desks) -> None:
+    at = shared_desk("root")
     library = at.give("library/file", "library\n").parent
     for folder in (library, at.workspace):
         git(folder, "init", "-q")

@@ -303,9 +303,9 @@ def test_a_base_that_changes_on_the_host_is_never_half_seen_and_the_drift_shows_
 
 
 def test_a_sandbox_whose_agent_was_killed_is_started_again_and_one_that_is_gone_is_refused_by_name(
-    desk: Desks,
+    shared_desk: Desks,
 ) -> None:
-    at = desk("root")
+    at = shared_desk("root")
     sandbox = at.create("host")
     sandbox.write("published", "kept\n")
     kill(sandbox.agent())

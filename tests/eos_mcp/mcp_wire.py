@@ -71,11 +71,11 @@ class Wire:
     ) -> None:
         environment = {**os.environ, **(env or {})}
         pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process: subprocess.Popen[bytes] = (
-            warm_python.WarmPopen(warm_python.MCP, argv, env=environment, **pipes)
-            if warm
-            else subprocess.Popen(argv, env=environment, **pipes)
-        )
+        self.process: subprocess.Popen[bytes]
+        if warm:
+            self.process = warm_python.WarmPopen(warm_python.MCP, argv, env=environment, **pipes)
+        else:
+            self.process = subprocess.Popen[bytes](argv, env=environment, **pipes)
         assert self.process.stdout is not None and self.process.stderr is not None
         self._out, self._buffer = self.process.stdout.fileno(), bytearray()
         self._selector = selectors.DefaultSelector()
