@@ -555,10 +555,8 @@ class Command:
     def _input_json(self, wait: TerminalWait) -> dict[str, Any]:
         """The fields of a result about a program that waits for input."""
         total = self.output.total_rows
-        newline = (
-            "with the newline" if wait.lines else "it gets each key, so with a newline only after a line"
-        )
-        hint = f"it waits for input on its terminal: write_command_stdin types it; {newline}"
+        how = ", with the newline" if wait.lines else "; each key counts as it is typed"
+        hint = f"it waits for input on its terminal: write_command_stdin types it{how}"
         if wait.lines and not wait.echo:
             hint += "; what is typed is not shown, as for a password"
         return {
