@@ -105,6 +105,10 @@ def test_a_listing_keeps_empty_lines_of_a_new_file_and_a_second_listing_counts(t
         "*** Begin Patch\n*** Update File: a\n@@\n-a\n+A\n*** End Patch\nthat was all\n"
     )
     assert tree.get("new") == b"import os\n\nx\n" and tree.get("a") == b"A\n"
+    diff = "--- a/new\n+++ b/new\n@@ -3 +3 @@\n-x\n+y\n"
+    listing = "*** Begin Patch\n*** Delete File: a\n*** End Patch\n"
+    assert tree.refused(diff + listing) == "invalid_patch", "a part that would be passed over"
+    assert tree.get("a") == b"A\n"
 
 
 def test_thousands_of_hunks_at_wrong_lines_are_found_and_endless_searches_end(

@@ -115,6 +115,7 @@ def processor_s(pid: int) -> float:
 def test_the_line_in_which_a_screen_begins_is_named_while_it_is_on(shared_agent: Agent, session: str) -> None:
     cmd = r"echo first; printf '\033[?10'; printf '49hscreen'; read a; printf '\033[?1049l'; read b"
     command = started(shared_agent, session, cmd, tty=True)
+    found: dict[str, Any] = {}
     for _ in range(600):
         found = read(shared_agent, command, wait_ms=100)
         if "screen" in found["output"]:

@@ -90,6 +90,10 @@ def parse(text: str) -> list[FilePatch]:
     if first is None:
         raise invalid_patch("it is empty")
     begun = next((at for at, line in enumerate(lines) if line.rstrip() == "*** Begin Patch"), None)
+    if begun is not None and any(map(_names_file, lines[:begun], lines[1:begun])):
+        raise invalid_patch(
+            "it has a unified diff and, after it, `*** Begin Patch`: send one form at a time", begun + 1
+        )
     found = _Listing(lines, begun + 1).files() if begun is not None else _Unified(lines).files()
     if not found:
         raise invalid_patch(
@@ -244,11 +248,7 @@ class _Unified:
     def _is_names(self) -> bool:
         """True at a line `--- PATH` that is followed by `+++ PATH`."""
         at = self._at
-        return (
-            at + 1 < len(self._lines)
-            and self._lines[at].startswith("--- ")
-            and self._lines[at + 1].startswith("+++ ")
-        )
+        return at + 1 < len(self._lines) and _names_file(self._lines[at], self._lines[at + 1])
 
     def _git(self) -> FilePatch:
         about, began = _Header(), self._at
@@ -389,6 +389,11 @@ _MODES = (
     ("copy to ", "target"),
 )
 _EXTENDED = (*(start for start, _ in _MODES), "index ", "similarity index ", "dissimilarity index ")
+
+
+def _names_file(line: str, after: str) -> bool:
+    """True for the two lines that name the file of a unified diff."""
+    return line.startswith("--- ") and after.startswith("+++ ")
 
 
 def _one_name(raw: str) -> str:
