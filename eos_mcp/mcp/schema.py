@@ -23,6 +23,9 @@ _TYPES = {
 }
 _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
 
+FOR_PERSONS = frozenset({"allow_sensitive", "allow_unsafe", "keep_setuid", "with_git"})
+"""Hidden arguments that no schema has: a server accepts them where its own command line allows it."""
+
 DISTINCT_NAMES = {
     "cgroup": "sandbox_cgroup",
     "daemon": "sandbox_daemon",
@@ -41,7 +44,10 @@ def definitions(options: ServerOptions, operations: Iterable[Operation]) -> list
     """The entries of `tools/list` as a server with these options serves them."""
     optional = options.program == EOS or options.sandbox_id is not None
     frugal = options.program == EOS and options.tool_set == "agent"
-    found = [definition(one, sandbox_optional=optional, frugal=frugal) for one in operations]
+    found = [
+        definition(one, sandbox_optional=optional, frugal=frugal, whole=options.tool_set != "agent")
+        for one in operations
+    ]
     named = names(options)
     return [{**one, "name": named.get(one["name"], one["name"])} for one in found]
 
@@ -63,12 +69,13 @@ whose texts say the same.
 
 
 def definition(
-    operation: Operation, *, sandbox_optional: bool = False, frugal: bool = False
+    operation: Operation, *, sandbox_optional: bool = False, frugal: bool = False, whole: bool = False
 ) -> dict[str, Any]:
     """One entry of `tools/list`.
 
     Args:
         frugal: leave out an output schema above OUTPUT_MAX.
+        whole: as of `input_schema`.
     """
     outputs = output_schema(operation)
     if frugal and len(json.dumps(outputs, separators=(",", ":"))) > OUTPUT_MAX:
@@ -77,7 +84,7 @@ def definition(
         "name": operation.name,
         "title": operation.summary,
         "description": operation.description,
-        "inputSchema": input_schema(operation, sandbox_optional=sandbox_optional),
+        "inputSchema": input_schema(operation, sandbox_optional=sandbox_optional, whole=whole),
         **({} if outputs is None else {"outputSchema": outputs}),
         "annotations": {
             "readOnlyHint": operation.read_only,
@@ -88,13 +95,17 @@ def definition(
     }
 
 
-def input_schema(operation: Operation, *, sandbox_optional: bool = False) -> dict[str, Any]:
+def input_schema(
+    operation: Operation, *, sandbox_optional: bool = False, whole: bool = False
+) -> dict[str, Any]:
     """The object schema of the arguments but the hidden ones, in catalog order; `required` is always there.
 
     Args:
+        whole: with the hidden arguments, but those of persons: in all sets but `agent`, whose definitions a
+            model reads in every session.
         sandbox_optional: the server has a sandbox for calls that name none. Destroying still wants the name.
     """
-    arguments = tuple(a for a in operation.arguments if not a.hidden)
+    arguments = tuple(a for a in operation.arguments if shows(a, whole=whole))
     if operation.scope != "system" and operation.argument("sandbox_id") is None:
         arguments = (_SANDBOX._replace(required=operation.scope == "sandbox_required"), *arguments)
     required = [
@@ -108,6 +119,11 @@ def input_schema(operation: Operation, *, sandbox_optional: bool = False) -> dic
         "required": required,
         "additionalProperties": False,
     }
+
+
+def shows(argument: Argument, *, whole: bool) -> bool:
+    """Return True when a schema has this argument."""
+    return not argument.hidden or (whole and argument.name not in FOR_PERSONS)
 
 
 def takes_default_sandbox(operation: Operation, argument: Argument) -> bool:

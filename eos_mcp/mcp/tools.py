@@ -221,7 +221,7 @@ class Tools:
         try:
             sandbox_id, checked = catalog.build(operation, args)
         except OperationError as error:
-            _suggest(error, operation)
+            _suggest(error, operation, whole=self._options.tool_set != "agent")
             raise
         chosen = await self._chosen_sandbox(operation, client) if pending else None
         if chosen is not None and operation.scope == "system":
@@ -522,13 +522,13 @@ def _unknown_tool(name: str, known: list[str]) -> OperationError:
     return OperationError(INVALID_REQUEST, f"unknown operation: {name}", details, reason="unknown_operation")
 
 
-def _suggest(error: OperationError, operation: Operation) -> None:
-    """Add the nearest known argument to an unknown_argument error."""
+def _suggest(error: OperationError, operation: Operation, *, whole: bool) -> None:
+    """Add the nearest argument that the tool's schema has to an unknown_argument error."""
     if error.details.get("reason") != "unknown_argument":
         return
     known = [
         *(("sandbox_id",) if operation.scope != "system" else ()),
-        *(a.name for a in operation.arguments),
+        *(a.name for a in operation.arguments if schema.shows(a, whole=whole)),
     ]
     nearest = _nearest(str(error.details.get("argument")), known)
     error.details["hint"] = (

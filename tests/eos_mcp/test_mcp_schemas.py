@@ -70,10 +70,10 @@ CHARACTERS_PER_TOKEN = 4.4
 
 def definitions(program: str = EOS, tool_set: str = "agent") -> list[dict[str, Any]]:
     options = ServerOptions(program=program, tool_set=tool_set)
-    optional = program == EOS  # as `Tools` serves them, but for distinct names
-    frugal = optional and tool_set == "agent"
+    operations = schema.operations(options)
     return [
-        schema.definition(o, sandbox_optional=optional, frugal=frugal) for o in schema.operations(options)
+        {**found, "name": operation.name}
+        for found, operation in zip(schema.definitions(options, operations), operations, strict=True)
     ]
 
 
@@ -163,6 +163,18 @@ def test_every_kind_has_its_json_type_and_arrays_say_what_they_hold() -> None:
                 assert found["minimum"] == (argument.minimum or 0)
             if argument.choices:
                 assert found["enum"] == list(argument.choices)
+
+
+def test_all_sets_but_the_agents_name_every_argument_that_a_model_may_give() -> None:
+    for tool_set in SETS:
+        for definition in definitions(EOS, tool_set):
+            operation = catalog.find(definition["name"])
+            assert operation is not None
+            names = set(definition["inputSchema"]["properties"]) - {"sandbox_id"}
+            known = {a.name for a in operation.arguments} - {"sandbox_id"}
+            missing = known - names - schema.FOR_PERSONS
+            assert not missing or tool_set == "agent", f"{operation.name}: {missing}"
+            assert not names & schema.FOR_PERSONS
 
 
 def injected(operation: Operation) -> bool:

@@ -182,7 +182,7 @@ def filled(node: dict[str, Any], *, null: bool) -> Any:
 
 def served(tool_set: str = "agent") -> list[dict[str, Any]]:
     return [
-        schema.definition(o, sandbox_optional=True)
+        schema.definition(o, sandbox_optional=True, whole=True)
         for o in schema.operations(ServerOptions(tool_set=tool_set))
     ]
 
