@@ -107,7 +107,7 @@ def _members(group: int, root: int) -> Iterator[tuple[int, int]]:
     while waiting and len(seen) < MOST_PROCESSES:
         pid = waiting.pop()
         raw = None if pid in seen else procfs.read(f"/proc/{pid}/stat")
-        if raw is None:
+        if not raw:
             continue
         seen.add(pid)
         fields = raw[raw.rindex(b")") + 2 :].split()

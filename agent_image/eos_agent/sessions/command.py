@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from eos_agent.sessions.session import Session
 READ_BYTES = 64 * 1024
 END_S = 5.0
+OBSERVE_S = 0.25
 TYPED_S = 0.05
 """Seconds after input was written in which a program may not have been woken for it yet."""
 DRAIN_S = 0.1
@@ -446,17 +447,29 @@ class Command:
                 await self.wait(time.monotonic() + END_S)  # its end is being reported
 
     async def observe_terminal(self, pool: Pool) -> None:
-        """Note if a running program waits for input on its terminal."""
+        """Note if a running program waits for input on its terminal. A pool without a free thread delays the
+        answer by OBSERVE_S at most."""
         self.input_wait = None
         if not self._tty or self._input < 0 or self.finished or time.monotonic() - self._written < TYPED_S:
             return
-        fd, root = os.dup(self._input), self.session.init.pid
         try:
-            found = await pool.run(lambda: terminal_wait(fd, root))
-        finally:
-            os.close(fd)
-        if not self.finished and time.monotonic() - self._written >= TYPED_S:
-            self.input_wait = found
+            fd, root = os.dup(self._input), self.session.init.pid
+        except OSError:  # no descriptor is free
+            return
+
+        def observe() -> TerminalWait | None:
+            try:
+                return terminal_wait(fd, root)
+            finally:
+                os.close(fd)
+
+        observing = self._loop.create_task(pool.run(observe))
+        self._tasks.add(observing)
+        observing.add_done_callback(self._tasks.discard)
+        await asyncio.wait({observing}, timeout=OBSERVE_S)
+        typed = time.monotonic() - self._written < TYPED_S
+        if observing.done() and not self.finished and not typed:
+            self.input_wait = observing.result()
 
     async def wait_finished(self, until: float) -> None:
         """Wait for the end of its processes. A caller that holds the session's gate cannot use `wait`: the

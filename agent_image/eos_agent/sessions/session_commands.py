@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from eos_agent.sessions.session import RunningCommand, Session
 
 SHOWN = 20
+ROUNDS = 3
 TEXT = 200
 LEFT_OUT = frozenset({"workspace_session_id", "request_id", "exit_code"})
 """Keys of list_commands that are redundant for a running command of a named session."""
@@ -90,10 +91,21 @@ async def services_ended(ended: list[RunningCommand], by: str) -> dict[str, Any]
 
 
 async def other_processes(session: Session, pool: Pool) -> list[dict[str, Any]]:
-    """List the processes of a session, as InitHandle.processes does, without those of its services."""
+    """List the processes of a session, as InitHandle.processes does, without those of its services.
+
+    Those of services come and go between the two lists that are compared; so a process counts that is among
+    the others in each of several rounds.
+    """
     left = await session.init.processes()
     keys = [command.id for command in services(session)]
     if not left or not keys:
         return left
-    own = await pool.run(lambda: session.init.pids_of(keys))
-    return [process for process in left if process["pid"] not in own]
+    for number in range(ROUNDS):
+        own = await pool.run(lambda: session.init.pids_of(keys))
+        if number:
+            now = {process["pid"] for process in await session.init.processes()}
+            left = [process for process in left if process["pid"] in now]
+        left = [process for process in left if process["pid"] not in own]
+        if not left:
+            break
+    return left
