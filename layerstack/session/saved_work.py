@@ -10,7 +10,7 @@ between leaves the session as it was (`load`); a crash later leaves it changed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from layerstack.core.stack import Stack
@@ -108,45 +108,55 @@ def count_changes(tree: DiskTree) -> int:
 
 
 class SeenWork(NamedTuple):
-    """Writes of a session, captured in memory: those in the upperdir, on the saved layers below."""
+    """Writes of a session in memory: those in the upperdir, on the saved layers below."""
 
     tree: MemoryTree
     chain: Chain
     """The chain below the upperdir: the saved layers are its topmost pending layers."""
     dropped: tuple[str, ...]
-    """Special files that the capture left out and that the session shows."""
+    """Special files that the capture left out."""
     linked: tuple[str, ...]
 
 
 def capture_in_memory(
     stack: Stack,
-    trees: list[DiskTree],
+    trees: Sequence[DiskTree],
     chain: Chain,
     version: int,
     *,
     is_input: Callable[[str], bool] | None = None,
 ) -> SeenWork:
-    """Capture the upperdir and the saved layers below it, by reading alone.
+    """Capture the upperdir by reading alone.
+
+    With saved layers, only renamed directories are expanded, and the caller captures the flattened result: an
+    entry that equals the base may be one of two names of a file, and be renamed in a newer layer.
 
     Args:
         trees: the upperdir first, then the saved layers, the topmost first.
         chain: the chain below all of them.
         is_input: as of `capture_tree`.
     """
-    dropped: list[str] = []
-    for at in range(len(trees) - 1, -1, -1):
-        tree = MemoryTree.load(trees[at])
-        captured = capture_tree(tree, chain, is_input=is_input)
-        newer = [above.root for above in trees[:at]]
-        dropped += [path for path in captured.dropped if not _is_replaced(path, newer)]
-        if at == 0:
-            return SeenWork(tree, chain, tuple(dropped), captured.linked)
-        name = LayerId(f"saved-{at}")
-        layer = Layer(name, tree, version, build(tree, chain, hashes=False).records)
-        chain = Chain(
-            chain.published, stack.layers.path_index, stack.xattr_namespace, (layer, *chain.pending)
+    block = expand(stack, trees[1:], chain, version)
+    if block:
+        above = (*block, *chain.pending)
+        chain = Chain(chain.published, stack.layers.path_index, chain.xattr_namespace, above)
+    tree = MemoryTree.load(trees[0])
+    captured = capture_tree(tree, chain, is_input=is_input, exact=bool(block))
+    return SeenWork(tree, chain, captured.dropped, captured.linked)
+
+
+def expand(stack: Stack, trees: Sequence[DiskTree], chain: Chain, version: int) -> list[Layer]:
+    """Make layers of saved ones, in memory: renamed directories have their content. The topmost first."""
+    block: list[Layer] = []
+    for tree in reversed(trees):
+        below = Chain(
+            chain.published, stack.layers.path_index, chain.xattr_namespace, (*block, *chain.pending)
         )
-    raise AssertionError("trees has no upperdir")
+        seen = MemoryTree.load(tree)
+        capture_tree(seen, below, exact=True)
+        index = build(seen, below, hashes=False).records
+        block.insert(0, Layer(LayerId(f"saved-{len(block)}"), seen, version, index))
+    return block
 
 
 def combine(stack: Stack, directory: str, saved: SavedLayers, chain: Chain, version: int) -> SavedLayers:
@@ -157,13 +167,9 @@ def combine(stack: Stack, directory: str, saved: SavedLayers, chain: Chain, vers
         OSError: nothing has changed.
     Cost: O(entries of the layers): hard links, and copies of files of the base in renamed directories.
     """
-    xattr_namespace, below, block = stack.xattr_namespace, chain, list[Layer]()
-    for number in reversed(saved.present):
-        tree = MemoryTree.load(DiskTree(folder(directory, number), xattr_namespace))
-        capture_tree(tree, below, exact=True)
-        index = build(tree, below, hashes=False).records
-        block.insert(0, Layer(LayerId(f"saved-{number}"), tree, version, index))
-        below = Chain(chain.published, stack.layers.path_index, xattr_namespace, (*block, *chain.pending))
+    xattr_namespace = stack.xattr_namespace
+    trees = [DiskTree(folder(directory, number), xattr_namespace) for number in saved.present]
+    block = expand(stack, trees, chain, version)
     after = saved.combined(saved.last_layer + 1)
     with stack.staging.temporary_names() as new_name:
         target = DiskTree(new_name("combine"), xattr_namespace, aside=stack.staging.path)
@@ -177,18 +183,3 @@ def combine(stack: Stack, directory: str, saved: SavedLayers, chain: Chain, vers
     fsync.fsync_dir(f"{directory}/saved")
     move(stack, directory, after, durable=False)
     return after
-
-
-def _is_replaced(path: str, roots: list[str]) -> bool:
-    """Check whether a newer upperdir has an entry, or a whiteout, at the path or in the place of a directory
-    of it.
-    """
-    for root in roots:
-        try:
-            os.lstat(f"{root}/{path}")
-        except FileNotFoundError:
-            continue
-        except NotADirectoryError:
-            pass
-        return True
-    return False

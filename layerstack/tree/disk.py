@@ -245,7 +245,10 @@ class DiskTree:
         if state.kind == DIRECTORY:
             self._placed(path, lambda part: make_directory(part, state, times=times))
         elif not link(self.full(path), state):
-            self._copy(path, state, times=times)
+            if state.kind == SPECIAL:  # never read: opening a FIFO waits for its other end
+                os.mkfifo(self.full(path), state.meta[0])
+            else:
+                self._copy(path, state, times=times)
 
     def _copy(self, path: str, state: State, *, times: bool) -> None:
         """Copy a file; further names of it become names of the one copy."""

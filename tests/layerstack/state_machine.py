@@ -109,6 +109,14 @@ class Session:
         besides = Besides()
         return Side(read_tree(self.mount, besides), besides)
 
+    def remounted(self) -> Side:
+        """Read its tree in a new mount: until then an ordinary user's overlay shows a new name of a file as
+        another inode.
+        """
+        self.hide()
+        self.show()
+        return self.shows()
+
     def show(self) -> None:
         """Mount it."""
         fd = self.upper.mount()
@@ -619,12 +627,14 @@ class StackMatchesModel(RuleBasedStateMachine):
     def checkpoint(self, which: int, edits: list[Op]) -> None:
         """It shows the same afterwards, with the same times and links."""
         session = self.a_session(which)
-        before = session.shows()
+        before = session.remounted()
         session.hide()
         made = session.upper.checkpoint()
         session.show()
         same_side("session after a checkpoint", session.shows(), before)
         session.checkpoints[made.checkpoint.checkpoint_id] = before
+        for one in made.dropped:
+            del session.checkpoints[one.checkpoint_id]
         self.tally["checkpoints"] += 1
         self.work(session, edits)
 
@@ -636,7 +646,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         session = some[which % len(some)]
         ids = list(session.checkpoints)
         wanted = ids[-1 - back % len(ids)]
-        before = session.shows()
+        before = session.remounted()
         session.hide()
         done = session.upper.restore(wanted)
         session.show()
@@ -646,6 +656,8 @@ class StackMatchesModel(RuleBasedStateMachine):
             if undo in session.checkpoints:
                 same_side("checkpoint of the state before", session.checkpoints[undo], before)
             session.checkpoints[undo] = before
+        for one in done.dropped:
+            del session.checkpoints[one.checkpoint_id]
         assert [one.checkpoint_id for one in session.upper.saved.checkpoints] == list(session.checkpoints)
         self.tally["restores"] += 1
         self.work(session, edits)

@@ -444,3 +444,14 @@ def test_a_record_with_checkpoints_has_a_format_that_an_older_agent_leaves_alone
     assert not stack.store.recovered and os.path.exists(f"{session.upper.directory}/upper"), "kept as it is"
     with pytest.raises(LayerStackError):
         stack.store.dead.attempt(session.upper.session_id)
+
+
+@on_a_stack(BASE, namespaces=("trusted",))
+def test_names_of_one_file_stay_so_when_their_directory_is_renamed_after_a_checkpoint(stack: Stack) -> None:
+    session = stack.session()
+    os.link(session.at("folder/a"), session.at("folder/other"))
+    checkpoint(session)
+    os.rename(session.at("folder"), session.at("new name"))
+    session.publish()
+    with stack.mounted() as view:
+        assert os.path.samefile(f"{view}/new name/a", f"{view}/new name/other")
