@@ -55,6 +55,14 @@ def test_only_lines_that_match_come_with_their_numbers_and_those_around_them(
     assert "truncated" not in found
 
 
+def test_a_line_matches_by_the_text_that_it_shows(shared_agent: Agent, session: str) -> None:
+    """Without colours, and without what a carriage return has overwritten."""
+    command = started(shared_agent, session, "printf '10%%\\r\\033[31merror\\033[0m: x\\n'")
+    found = read(shared_agent, command, wait_ms=60_000, pattern="^error: x$")
+    assert found["match_count"] == 1, found
+    assert read(shared_agent, command, pattern="10%")["match_count"] == 0
+
+
 def test_pages_of_matches_are_all_of_them_once(shared_agent: Agent, session: str) -> None:
     command = started(shared_agent, session, "seq 3000")
     seen: list[int] = []
