@@ -42,6 +42,10 @@ class IgnoreCache:
         """Give the predicate (path, whether it is a directory): True when that version ignores the path.
         `.gitignore` files are read when a path needs them, under a reader's lease on the head.
         """
+        return self.rules(version).ignored
+
+    def rules(self, version: int) -> IgnoreRules:
+        """Give the rules of which `ignored` is the predicate."""
         rules = self._rules.get(version)
         if rules is None:
             rules = IgnoreRules(self._reader(version))
@@ -49,7 +53,7 @@ class IgnoreCache:
             if len(kept) >= KEPT or sum([other.weight for other in list(kept.values())]) > KEPT_BYTES:
                 self._rules = kept = {}
             kept[version] = rules
-        return rules.ignored
+        return rules
 
     def for_merge(self, version: int, head: int) -> Ignored:
         """Give the predicate for work on one version that is merged with another version: True for a path

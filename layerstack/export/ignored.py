@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from layerstack.layers.snapshot import Entry
 from layerstack.model.paths import parent
-from layerstack.text.gitignore import Ignored
+from layerstack.text.gitignore import IgnoreRules
 
 COUNT, EXCLUDE, MARK = "count", "exclude", "mark"
 """Send ignored paths and count them; count them only; count them, and send a mark for each that is not below
@@ -30,8 +30,9 @@ class IgnoredPaths:
     content of files, each name of a file with several.
     """
 
-    def __init__(self, ignored: Ignored, treatment: str) -> None:
-        self._ignored = ignored
+    def __init__(self, rules: IgnoreRules, treatment: str) -> None:
+        self._ignored = rules.ignored
+        self.files_in = rules.files_in
         self.treatment = treatment
         self.files = self.bytes = 0
 
@@ -39,9 +40,6 @@ class IgnoredPaths:
     def sends(self) -> bool:
         """True if the content of ignored paths is sent."""
         return self.treatment == COUNT
-
-    def has_file(self, path: str) -> bool:
-        return self._ignored(path, False)
 
     def count(self, size: int) -> None:
         self.files += 1

@@ -8,7 +8,7 @@ import heapq
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from layerstack.export.ignored import IgnoredPaths
@@ -65,6 +65,7 @@ def changed(version: Snapshot, root: str, ignored: IgnoredPaths | None = None) -
     roots = [_root(layer) for layer in layers]
     walks = [_rows(f"{root}/.layer-metadata/{layer.id}.index", rank) for rank, layer in enumerate(layers)]
     last: bytes | None = None
+    hits: Callable[[bytes], bool] = bool  # replaced at the first directory
     above, shown_from = b"\0", 0  # a directory, and the lowest rank of a layer whose files in it are hidden
     for raw, rank, mark, size, digest in walks[0] if len(walks) == 1 else heapq.merge(*walks):
         if raw == last:
@@ -76,8 +77,10 @@ def changed(version: Snapshot, root: str, ignored: IgnoredPaths | None = None) -
             parent = raw[:cut] if cut > 0 else b""
             if parent != above:
                 above, shown_from = parent, chain.hidden_from(os.fsdecode(parent))
+                if ignored is not None:
+                    hits = ignored.files_in(os.fsdecode(parent))
             if rank < shown_from:
-                hit = ignored is not None and ignored.has_file(os.fsdecode(raw))
+                hit = ignored is not None and hits(raw)
                 if hit and ignored is not None and not ignored.sends:
                     ignored.count(length)
                     continue

@@ -110,7 +110,15 @@ class IgnoreRules:
             return True
         if is_dir:
             return self._directory(path).excluded
-        return _decide(path, False, above.files)
+        return _decide(os.fsencode(path), False, above.files)
+
+    def files_in(self, directory: str) -> Callable[[bytes], bool]:
+        """Give `ignored` for the files of one directory, by their paths in bytes, at half its cost."""
+        found = self._directory(directory)
+        if found.excluded:
+            return lambda path: True
+        files = found.files
+        return (lambda path: _decide(path, False, files)) if files else (lambda path: False)
 
     def _directory(self, path: str) -> _IgnoreDirectory:
         """Find the rules of a directory, from the top down: everything below an ignored directory is
@@ -135,7 +143,7 @@ class IgnoreRules:
 
     def _read_directory(self, at: str, above: _IgnoreDirectory) -> _IgnoreDirectory:
         self.weight += _DIRECTORY_BYTES
-        if above.excluded or (at and _decide(at, True, above.files)):
+        if above.excluded or (at and _decide(os.fsencode(at), True, above.files)):
             return _EXCLUDED
         name = f"{at}/.gitignore" if at else ".gitignore"
         data = self._read(name)
@@ -163,9 +171,8 @@ class _IgnoreDirectory(NamedTuple):
 _EXCLUDED = _IgnoreDirectory(True, ())
 
 
-def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> bool:
+def _decide(raw: bytes, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> bool:
     """Decide by the first of the files that has a rule for the path."""
-    raw = os.fsencode(path)
     name = raw[raw.rfind(b"/") + 1 :]
     for above, rules in files:
         verdict = _verdict(rules, name, raw[above:], is_dir)

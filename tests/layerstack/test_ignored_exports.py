@@ -72,7 +72,7 @@ def exported(short_dir: str, in_mount_namespace: Call) -> Callable[[Callable[[St
 
 def sent(stack: Stack, treatment: str | None, *, earlier: bool, offset: int = 0) -> Unpacked:
     snapshot = stack.snapshot()
-    rules = stack.store.routes.ignored(snapshot.manifest.version)
+    rules = stack.store.routes.rules(snapshot.manifest.version)
     digests = Digests(stack.store.root)
     try:
         pieces = stream(

@@ -82,7 +82,7 @@ async def export_pieces(
             try:
                 ignored = None
                 if given.ignored is not None:
-                    ignored = IgnoredPaths(store.routes.ignored(snapshot.manifest.version), given.ignored)
+                    ignored = IgnoredPaths(store.routes.rules(snapshot.manifest.version), given.ignored)
                 pieces = stream.stream(
                     snapshot,
                     live_workspace_sessions=list(sessions.live),
