@@ -172,7 +172,7 @@ class Router:
             reply = decoded(line, op)
             if served and isinstance(reply.get("forward"), str):
                 base = self._manager.http_base(sandbox_id)
-                reply |= {} if base is None else {"forward_url": base + reply["forward"]}
+                reply |= {} if base is None else {"service_url": base + reply["forward"]}
         except OperationError as error:
             if error.details.get("reason") in NO_ANSWER:
                 self._manager.note_silence(sandbox_id)

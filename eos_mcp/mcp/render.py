@@ -228,7 +228,7 @@ def _service_notes(reply: Object) -> list[str]:
         return [f"service {name}"]
     if not reply["ready"]:
         return [f"service {name} is not ready; read_command_lines with wait_ms waits until it is"]
-    address = reply.get("forward_url") or reply.get("forward")
+    address = reply.get("service_url") or reply.get("forward")
     return [f"service {name} is ready" + (f", forwarded at {address}" if address else "")]
 
 

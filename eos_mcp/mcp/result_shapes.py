@@ -136,7 +136,7 @@ COMMAND_ROW = {
     "service": STRING,
     "ready": BOOLEAN,
     "forward": STRING,
-    "forward_url": STRING,
+    "service_url": STRING,
     "stopped_by": STRING,
     "command": STRING,
     "request_id": STRING,

@@ -488,7 +488,7 @@ def test_a_service_is_ready_at_an_address_at_which_it_answers_and_a_prompt_is_re
             command = begun.structure["command_session_id"]
             begun = use(wire, "read_command_lines", command_session_id=command, wait_ms=20_000)
             assert begun.structure["status"] == "running", begun.text
-        url = begun.structure["forward_url"]
+        url = begun.structure["service_url"]
         assert (
             url.endswith(f"/forward/shared/{port}/")
             and f"service web is ready, forwarded at {url}" in begun.text

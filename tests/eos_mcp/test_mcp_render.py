@@ -540,7 +540,7 @@ def test_a_service_and_a_wait_for_input_are_told_with_what_to_do() -> None:
     running = command(status="running", exit_code=None, command_session_id="c1")
     service = {**running, "service": "web", "ready": True}
     address = "http://127.0.0.1:81/forward/shared/80/"
-    text = render.result("exec_command", {}, {**service, "forward_url": address})
+    text = render.result("exec_command", {}, {**service, "service_url": address})
     assert f"service web is ready, forwarded at {address}" in text
     text = render.result("exec_command", {}, {**service, "ready": False})
     assert "service web is not ready; read_command_lines with wait_ms" in text

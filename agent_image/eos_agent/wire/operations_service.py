@@ -44,7 +44,7 @@ SERVICE_RESULT = (
         "of a service that is ready: path of its port at the sandbox's daemon_http",
         ours=True,
     ),
-    ResultField("forward_url", "string", "the same as a URL; needs the token, or forward_url", ours=True),
+    ResultField("service_url", "string", "the same as a URL; requests need the token", ours=True),
     ResultField("stopped_by", "string", "of a service: operation that ended its session", ours=True),
 )
 STOPPED = ResultField(
