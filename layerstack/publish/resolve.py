@@ -15,13 +15,16 @@ from layerstack.layers.index import IndexRecord
 from layerstack.model.conflict import Conflict, Hunk, Notice
 from layerstack.model.paths import ancestors
 from layerstack.model.paths import parent as parent_of
-from layerstack.publish.decide import Verdict, decide
+from layerstack.publish.decide import Verdict, decide, merged_content
 from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Recapture, Whiteout, Write
 from layerstack.publish.meeting_report import Findings, Report
 from layerstack.publish.three_trees import Meeting, Three, Trees
-from layerstack.tree.state import DIRECTORY, WHITEOUT, State
+from layerstack.tree.state import DIRECTORY, WHITEOUT, RemadeState, State
 from layerstack.units.plan_units import NONE, decided_units
 from layerstack.units.units import HEAD, OURS
+
+KEPT_MAX = 64 << 20
+"""Bytes of merged files that a plan keeps; further files are merged once more when they are written."""
 
 
 class MergePlan(NamedTuple):
@@ -91,6 +94,7 @@ class _Merge:
         trees = self.trees = Trees(meeting)
         self.path_index, self.rules, self.version = meeting.head.path_index, meeting.rules, meeting.version
         self.derived = trees.derived
+        self.kept, self.last = KEPT_MAX, ("", b"")
         self.taken: set[str] = set()  # ignored directories of ours that replace the head's entry
         units = decided_units(trees.own, trees.newer, trees.base, meeting.rules.units, trees.sides, taken)
         self.forced = {path: unit.whose for unit in units for path in unit.forced}
@@ -118,16 +122,16 @@ class _Merge:
 
     def combine(self, path: str, b: State | None, o: State, h: State) -> State:
         """Merge the two states; give the state afterwards."""
-        return self.merged(path, self.decided(path, b, o, h), o, h)
+        return self.merged(path, self.decided(path, b, o, h), b, o, h)
 
     def combine_ignored(self, path: str, b: State | None, o: State, h: State) -> State:
         """Merge on the ignored route: where states do not merge, ours is taken."""
         verdict = decide(b, o, h, self.rules)
         if verdict.conflict is not None:
             self.replaced.append(path)
-        return self.merged(path, verdict, o, h)
+        return self.merged(path, verdict, b, o, h)
 
-    def merged(self, path: str, verdict: Verdict, o: State, h: State) -> State:
+    def merged(self, path: str, verdict: Verdict, b: State | None, o: State, h: State) -> State:
         """Give the merged state; ours in a conflict."""
         if verdict.conflict is not None:
             return o
@@ -145,8 +149,20 @@ class _Merge:
             self.edits.append(Bring(path, h))
         else:
             merged.linkable = False
+            if isinstance(content, bytes):
+                self.kept -= len(content)
+                if self.kept < 0:
+                    merged = RemadeState(merged, lambda: self.again(path, b, o, h))
             self.edits.append(Write(path, merged))
         return merged
+
+    def again(self, path: str, b: State | None, o: State, h: State) -> bytes:
+        """Merge the content of a path once more; the last result is kept for the next call."""
+        if self.last[0] != path:
+            content = merged_content(b, o, h, self.rules)
+            assert isinstance(content, bytes)
+            self.last = path, content
+        return self.last[1]
 
     def heads(self, path: str, h: State | None, above: Above) -> bool:
         """Take the head's entry in place of ours: let it show or, in a directory that hides it, bring it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 from layerstack.kernel import content
 from layerstack.kernel.whiteout import is_xattr_whiteout
@@ -141,6 +142,26 @@ class State:
             return content.digest_of_file(fd, leaving=leaving)
         finally:
             os.close(fd)
+
+
+class RemadeState(State):
+    """A file in memory whose bytes are made again whenever they are needed, so that a plan for thousands of
+    merged files does not keep all of them. The states from which they are made must stay readable.
+    """
+
+    __slots__ = ("_make",)
+
+    def __init__(self, like: State, make: Callable[[], bytes]) -> None:
+        self.kind, self.meta, self.path = like.kind, like.meta, like.path
+        self.xattr_namespace = like.xattr_namespace
+        self.size, self.allocated, self.times = like.size, like.allocated, like.times
+        self.inode, self.links, self.linkable = (-1, id(self)), 1, False
+        self.target_text, self._xattrs = like.target_text, dict(like.xattrs)
+        self._make = make
+
+    @property
+    def body(self) -> bytes | None:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._make()
 
 
 def list_xattrs(path: str) -> list[str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 
 import pytest
 
 from layerstack.errors import UnresolvedConflicts
 from layerstack.model.resolution import MARKERS, OURS, THEIRS, Choice, ResolvedConflict
+from layerstack.publish import resolve
 from layerstack.text import markers
 from tests.layerstack.store_fixture import Base, Stack, get, on_a_stack, put
 
@@ -147,3 +149,31 @@ def test_a_renamed_file_with_markers_is_found_among_thousands(stack: Stack) -> N
     with pytest.raises(UnresolvedConflicts) as caught:
         session.publish()
     assert [row["path"] for row in caught.value.details["paths"]] == ["z"]
+
+
+LARGE = "top\n" + "".join(f"{number:7}{'x' * 9992}\n" for number in range(100)) + "end\n"
+
+
+@on_a_stack({f"f{number}": LARGE for number in range(16)})
+def test_a_plan_does_not_keep_the_bytes_of_all_merged_files(stack: Stack) -> None:
+    resolve.KEPT_MAX = 2 << 20
+    session, other = stack.session(agent="alice"), stack.session(agent="bob")
+    for number in range(16):
+        put(session.at(f"f{number}"), LARGE.replace("top\n", f"mine {number}\n"))
+        put(other.at(f"f{number}"), LARGE.replace("end\n", f"theirs {number}\n"))
+    other.publish()
+    session.umount()
+    tracemalloc.start()
+    assert session.upper.preview().would_publish
+    assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    tracemalloc.reset_peak()
+    assert session.upper.rebase(Choice(MARKERS)).merged == 16
+    assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    tracemalloc.stop()
+    session.mount()
+    session.publish()
+    shown = stack.shows()
+    for number in range(16):
+        assert shown[f"f{number}"] == LARGE.replace("top\n", f"mine {number}\n").replace(
+            "end\n", f"theirs {number}\n"
+        )
