@@ -76,9 +76,11 @@ def desk(root: str, image: str = "host") -> Generator[Desk]:
     try:
         with connect(env, *words, log=os.path.join(root, "server.log")) as connection:
             reader, other = Reader(connection), Reader(connection, "bob")
-            yield Desk(reader, other, image, project, out)
-            for line in other.use("list_sandboxes").split("\n")[1:]:
-                other.use("destroy_sandbox", sandbox_id=line.split()[0])
+            try:
+                yield Desk(reader, other, image, project, out)
+            finally:
+                for line in other.use("list_sandboxes").split("\n")[1:]:
+                    other.use("destroy_sandbox", sandbox_id=line.split()[0])
     finally:
         subprocess.run(
             [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
