@@ -38,7 +38,7 @@ from layerstack.tree.staging import Names
 from layerstack.tree.state import DIRECTORY, State
 
 SUFFIXES = (".json", ".index", ".blame")
-LINKED_MAX = 20_000
+LINKED_MAX = 2_000
 """Linked files whose state is remembered until they are indexed; the state of all others is read again."""
 READERS_WAIT_S = 5.0
 """Seconds that a squash waits for readers of replaced layers; afterwards the last reader's end removes
