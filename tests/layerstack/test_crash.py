@@ -32,9 +32,14 @@ def test_a_process_killed_while_it_opens_what_a_killed_one_left_loses_nothing(sh
 LAYERSTACK = layerstack.__path__[0]
 DOCUMENT_STEPS = ("write", "fsync", "rename", "fsync_dir")
 """Of a file that `fsync.replacing` writes under a name."""
-NOT_PASSED = {"trusted": set[str](), "user": {"seal.unredirect"}}
-"""Named steps that the history cannot pass: a directory is renamed by a redirect only where trusted xattrs
-are.
+_OF_CHECKPOINTS = {
+    *(f"checkpoint.{step}" for step in ("record", "move", "sync", "remove", "combine", "combined")),
+    *(f"checkpoint.session.json.{step}" for step in DOCUMENT_STEPS),
+}
+"""`test_checkpoints` kills at each of these, and `test_checkpoint_power_cut` cuts the power."""
+NOT_PASSED = {"trusted": _OF_CHECKPOINTS, "user": {"seal.unredirect", *_OF_CHECKPOINTS}}
+"""Named steps that the history does not pass: a directory is renamed by a redirect only where trusted xattrs
+are, and checkpoints have histories of their own.
 """
 
 
