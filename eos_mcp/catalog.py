@@ -144,7 +144,7 @@ MANAGER: tuple[Operation, ...] = (
         "Create and start one or more sandboxes",
         "Create a sandbox over a copy of a host directory, ready for use. "
         "The host directory is never written; get results out with export_changes. Its id is every other "
-        "tool's sandbox_id.",
+        "tool's sandbox_id, which may be left out while there is one sandbox.",
         (
             Argument(
                 "image",

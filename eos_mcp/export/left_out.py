@@ -21,13 +21,16 @@ _IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 """Code points that HFS+ ignores in a name."""
 _CACHE = b"__pycache__"
 
-GIT = "the destination is a git repository and keeps its own .git; with_git writes it too"
+GIT = (
+    "the destination is a git repository and keeps its own .git, so commits made in the sandbox are not "
+    "written; a person may have them written with --with-git"
+)
 BYTE_CODE = (
     "byte code, which runs in the place of its source unread and is made again by itself; a person "
     "may have it written with --allow-unsafe"
 )
 UNSAFE = "it would run by itself, and skip_unsafe leaves that out"
-NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
+NEVER = "manager.export.git is exclude: no .git is written; a person may have it written with --with-git"
 
 
 class LeftOut:

@@ -129,7 +129,8 @@ def _command(args: Object, reply: Object, tools: OfferedTools) -> str:
     if isinstance(seconds, (int, float)):
         about.append(f"{seconds:.2f} s")
     start, end, total = (reply.get(key, 0) for key in ("start_offset", "end_offset", "total_lines"))
-    about.append(f"lines {start} to {end} of {total}" if (start, end) != (0, total) else f"{total} lines")
+    part = (start, end) != (0, total) and not is_object(reply.get("tail"))
+    about.append(f"lines {start} to {end} of {total}" if part else f"{total} lines")
     if command_id:
         about.append(f"command_session_id {command_id}")
     if reply.get("workspace_session_id") and status == "running" and _is_one_off(args):
@@ -141,7 +142,10 @@ def _command(args: Object, reply: Object, tools: OfferedTools) -> str:
     def more(line: int) -> str:
         if command_id is None:
             return "run it again with the output in a file to read the rest"
-        return f"read_command_lines command_session_id={command_id} start_offset={line} has the rest"
+        return (
+            f"read_command_lines command_session_id={command_id} start_offset={line} has the rest; "
+            f"pattern=REGEX searches all lines"
+        )
 
     tail = reply.get("tail")
     if output and is_object(tail):
@@ -171,7 +175,8 @@ def _command_notes(reply: Object, command_id: object, tools: OfferedTools) -> li
     end, total = reply.get("end_offset", 0), reply.get("total_lines", 0)
     if reply.get("dropped"):
         notes.append("part of the output was dropped: the transcript is bounded")
-    if end != total and command_id and reply.get("status") != "running":
+    whole = end == total or is_object(reply.get("tail"))
+    if not whole and command_id and reply.get("status") != "running":
         notes.append(f"more output: read_command_lines command_session_id={command_id} start_offset={end}")
     if reply.get("leader_exit_code") is not None:
         notes.append(
@@ -644,7 +649,11 @@ def _export(args: Object, reply: Object) -> str:
     if reply.get("hygiene"):
         text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
     if is_object(ignored := reply.get("ignored")) and ignored.get("files"):
-        kept = "included; ignored=exclude leaves them out" if ignored.get("included") else "left out"
+        kept = (
+            "not left out for that; ignored=exclude leaves them out"
+            if ignored.get("included")
+            else "left out"
+        )
         text += f"\nignored by .gitignore: {ignored['files']} files, {ignored.get('bytes')} bytes, {kept}"
     if is_object(left := reply.get("left_out")):
         reasons = "; ".join(str(row.get("why")) for row in rows(left.get("why")))

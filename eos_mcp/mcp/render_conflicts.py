@@ -67,6 +67,7 @@ def resolved(reply: Object) -> str:
     lines = [
         f"rebased from version {reply.get('from_version')} to {reply.get('to_version')}: "
         f"{reply.get('updated')} paths updated, {reply.get('merged')} merged"
+        + (f", {reply.get('conflict_count', len(found))} in conflict" if found else "")
     ]
     lines += resolved_rows(reply)
     if reply.get("notices"):

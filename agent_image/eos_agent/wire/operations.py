@@ -241,7 +241,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument(
                 "tty",
                 "boolean",
-                help="false: pipes and no stdin, instead of a terminal.",
+                help="false: pipes instead of a terminal; its stdin is the argument stdin, else empty.",
                 default=True,
                 ours=True,
             ),
@@ -313,7 +313,7 @@ RUNTIME: tuple[Operation, ...] = (
         "command",
         "Write to a running command",
         "Send text to a running command, as typed: add the newline yourself. U+0004 alone ends its input, "
-        "U+0003 alone cancels it (exit code 130). "
+        "U+0003 alone cancels it (exit code 130); signal_command INT interrupts what an interpreter does. "
         "Returns the lines since the last answer. operation_failed: it has ended; use read_command_lines.",
         (
             _COMMAND_ID,

@@ -10,7 +10,7 @@ READY_MS, READY_MOST_MS = 30_000, 600_000
 SERVICE = Argument(
     "service",
     "string",
-    help="Name for a server that runs until its session ends. Publishing ends it, not the other way round.",
+    help="Name for a server that runs until its session ends. It does not hold up publishing, which ends it.",
     value="NAME",
     ours=True,
 )
