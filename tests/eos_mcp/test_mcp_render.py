@@ -69,6 +69,21 @@ def test_the_texts_of_hunks_are_cut_visibly_after_two_thousand_characters() -> N
     assert "t" * 201 not in text and text.count("[texts cut]") == 1
 
 
+def test_an_output_of_which_the_end_is_shown_names_one_next_line() -> None:
+    reply = {
+        "status": "ok",
+        "exit_code": 0,
+        "command_session_id": "c1",
+        "output": "".join(f"item {n}\n" for n in range(2_000)),
+        "start_offset": 0,
+        "end_offset": 2_000,
+        "total_lines": 50_000,
+        "tail": {"output": "item 49999\n", "start_offset": 49_999},
+    }
+    text = render.result("exec_command", {"cmd": "x"}, reply)
+    assert text.startswith("ok; exit code 0; 50000 lines;") and text.count("start_offset=") == 1
+
+
 def test_resolved_conflicts_are_listed_with_what_to_do() -> None:
     reply = {
         "from_version": 1,
