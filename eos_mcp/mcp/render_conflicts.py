@@ -8,7 +8,7 @@ from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows, sho
 from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools, by_hand
 
 EDIT_AWAY = (
-    "edit the conflict markers away (<<<<<<< ours, ||||||| base, =======, >>>>>>> theirs), then "
+    "edit the conflict markers away (lines that begin with <<<<<<<, |||||||, =======, >>>>>>>), then "
     "publish_workspace_session"
 )
 SHOWN = 20

@@ -228,11 +228,8 @@ def test_without_net_admin_isolated_sessions_are_refused_by_name_and_shared_ones
     sandbox = desk.create(image("busybox"))
     try:
         error = sandbox.refused("create_workspace_session", "--network-profile", "isolated")
-        assert (error["kind"], error["details"]["reason"], error["details"]["errno"]) == (
-            "operation_failed",
-            "setup_failed",
-            "EPERM",
-        )
+        found = (error["kind"], error["details"]["reason"], error["details"].get("errno"))
+        assert found == ("operation_failed", "setup_failed", "EPERM"), error
         assert "manager.docker.net_admin" in error["message"]
         assert sandbox.shell("echo works", None, "--tty=false")["output"] == "works"
     finally:
