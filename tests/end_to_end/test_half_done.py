@@ -55,7 +55,7 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
     left = [row["path"] for row in second["publish"].get("dropped", [])]
     assert all(half_done.fullmatch(path) for path in left), left
     look = (
-        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto 2>/dev/null; ls "
+        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto >/dev/null 2>&1; ls "
         ".git/objects/pack | grep -c 'pack$'; git log --format=%s"
     )
     assert sandbox.shell(look)["output"].split() == ["1", "second", "first"]

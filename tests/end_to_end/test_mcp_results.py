@@ -98,7 +98,7 @@ def test_an_export_says_what_git_ignores_and_that_its_destination_is_new(client:
     for found in (foreseen, done):
         assert found.structure["created"] is True
         assert "changed files only, not the whole project" in found.text and workspace in found.text
-        assert "included; ignored=exclude leaves them out" in found.text
+        assert "not left out for that; ignored=exclude leaves them out" in found.text
     assert done.structure["ignored"] == foreseen.structure["ignored"]
     counted = done.structure["ignored"]
     assert counted["files"] >= 1 and counted["bytes"] >= 6 and counted["included"] is True

@@ -4,6 +4,7 @@ made, and only as long as that is so.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,20 @@ def fill(agent: Agent) -> tuple[list[str], Failed]:
     pytest.fail(f"{MOST} sessions were made, and none was refused")
 
 
+def _refused_at_last(agent: Agent, made: list[str]) -> Failed:
+    """The refusal of a command that would have a session of its own. The kernel may take pages back after the
+    sandbox was full: then it runs, and a session more fills the sandbox again.
+    """
+    for _ in range(20):
+        try:
+            agent.run("true")
+        except Failed as failed:
+            return failed
+        with contextlib.suppress(Failed):
+            made.append(agent.session())
+    raise AssertionError("never refused")
+
+
 @pytest.mark.needs("overlay", "cgroups")
 def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that_are_there_go_on(
     limited: Starter,
@@ -67,9 +82,7 @@ def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that
         and str(details["free_bytes"]) in full.message
         and "publish_workspace_session" in details["hint"]
     )
-    assert (
-        refused(lambda: agent.run("true")).reason == "sandbox_full"
-    )  # which would have had a session of its own
+    assert _refused_at_last(agent, made).reason == "sandbox_full"
     for session in made:
         done = agent.run("echo fine", session)
         assert (done["status"], done["output"].strip()) == ("ok", "fine") and "oom_kills" not in done
