@@ -193,7 +193,7 @@ def _draft_opened(stack: Stack, draft_id: str) -> Generator[tuple[Chain, Chain]]
     manifest, layer, lease = draft_refs.stand_on(stack, draft_id, READER)
     try:
         base = stack.layers.chain(manifest)
-        yield base, Chain(base.published, stack.layers.path_index, stack.xattr_namespace, (layer,))
+        yield base, base.with_pending((layer,))
     finally:
         stack.release(lease)
         draft_refs.leave(stack, draft_id)

@@ -71,6 +71,12 @@ class Chain:
         new._drops = self._drops
         return new
 
+    def with_pending(self, pending: Sequence[Layer]) -> Chain:
+        """Give the same published layers with these pending ones on top, the topmost first, in place of its
+        own.
+        """
+        return Chain(self.published, self.path_index, self.xattr_namespace, pending)
+
     def _rank(self, layer_id: str) -> int | None:
         """Give the rank of a published layer, 0 = top of all layers; None if it is not in this chain."""
         height = self._height.get(layer_id)

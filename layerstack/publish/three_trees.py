@@ -83,7 +83,7 @@ class Trees:
     @functools.cached_property
     def shown(self) -> Chain:
         """Chain that the session shows: the base with ours on top."""
-        return Chain(self.base.published, self.base.path_index, self.base.xattr_namespace, (self.own,))
+        return self.base.with_pending((self.own,))
 
     def three(self, path: str, ours: State | None) -> Three:
         """Return the three states of a path that ours lists."""

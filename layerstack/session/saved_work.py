@@ -119,7 +119,6 @@ class SeenWork(NamedTuple):
 
 
 def capture_in_memory(
-    stack: Stack,
     trees: Sequence[DiskTree],
     chain: Chain,
     version: int,
@@ -136,22 +135,19 @@ def capture_in_memory(
         chain: the chain below all of them.
         is_input: as of `capture_tree`.
     """
-    block = expand(stack, trees[1:], chain, version)
+    block = expand(trees[1:], chain, version)
     if block:
-        above = (*block, *chain.pending)
-        chain = Chain(chain.published, stack.layers.path_index, chain.xattr_namespace, above)
+        chain = chain.with_pending((*block, *chain.pending))
     tree = MemoryTree.load(trees[0])
     captured = capture_tree(tree, chain, is_input=is_input, exact=bool(block))
     return SeenWork(tree, chain, captured.dropped, captured.linked)
 
 
-def expand(stack: Stack, trees: Sequence[DiskTree], chain: Chain, version: int) -> list[Layer]:
+def expand(trees: Sequence[DiskTree], chain: Chain, version: int) -> list[Layer]:
     """Make layers of saved ones, in memory: renamed directories have their content. The topmost first."""
     block: list[Layer] = []
     for tree in reversed(trees):
-        below = Chain(
-            chain.published, stack.layers.path_index, chain.xattr_namespace, (*block, *chain.pending)
-        )
+        below = chain.with_pending((*block, *chain.pending))
         seen = MemoryTree.load(tree)
         capture_tree(seen, below, exact=True)
         index = build(seen, below, hashes=False).records
@@ -169,7 +165,7 @@ def combine(stack: Stack, directory: str, saved: SavedLayers, chain: Chain, vers
     """
     xattr_namespace = stack.xattr_namespace
     trees = [DiskTree(folder(directory, number), xattr_namespace) for number in saved.present]
-    block = expand(stack, trees, chain, version)
+    block = expand(trees, chain, version)
     after = saved.combined(saved.last_layer + 1)
     with stack.staging.temporary_names() as new_name:
         target = DiskTree(new_name("combine"), xattr_namespace, aside=stack.staging.path)

@@ -91,9 +91,7 @@ class Upper:
         self, stack: Stack, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease
     ) -> None:
         self._stack, self._identity, self._manifest, self._lease = stack, identity, manifest, lease
-        self._base = (
-            Chain(chain.published, chain.path_index, chain.xattr_namespace) if chain.pending else chain
-        )
+        self._base = chain.with_pending(()) if chain.pending else chain
         self._chain = chain
         self._lock = threading.RLock()
         self._state = UpperState.LIVE
@@ -312,8 +310,7 @@ class Upper:
                 capture_tree(tree, self._base)
             index = build(tree, self._base, hashes=False).records
             layer = Layer(LayerId("upper"), tree, self._manifest.version, index)
-            base, stack = self._base, self._stack
-            yield base, Chain(base.published, stack.layers.path_index, stack.xattr_namespace, (layer,))
+            yield self._base, self._base.with_pending((layer,))
 
     def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
         refused = self._stack.routes.refused(self._manifest.version)
@@ -459,7 +456,7 @@ class Upper:
                 self._dropped = work.dropped
             self.saved = NO_SAVED_LAYERS
             self._chain = stack.layers.chain(head, pending)
-            self._base = Chain(self._chain.published, self._chain.path_index, self._chain.xattr_namespace)
+            self._base = self._chain.with_pending(())
         return done, max(0, seen - done.merged - done.added)
 
     def checkpoint(self, label: str | None = None) -> Checkpointed:
@@ -646,9 +643,7 @@ class Upper:
     def _in_memory(self, is_input: Callable[[str], bool] | None = None) -> saved_work.SeenWork:
         """Capture the upperdir and the saved layers in memory."""
         trees: list[DiskTree] = [self._tree(), *(self._tree(root=root) for root in self.saved_directories)]
-        return saved_work.capture_in_memory(
-            self._stack, trees, self._chain, self._manifest.version, is_input=is_input
-        )
+        return saved_work.capture_in_memory(trees, self._chain, self._manifest.version, is_input=is_input)
 
     def _in_place(self, roles: Roles) -> tuple[DiskTree, Captured]:
         """Capture the upperdir in place: its tree, and what the capture reports."""
@@ -737,12 +732,7 @@ class Upper:
                 self._manifest.version,
                 index,
             )
-            self._chain = Chain(
-                self._chain.published,
-                self._chain.path_index,
-                stack.xattr_namespace,
-                (layer, *self._chain.pending),
-            )
+            self._chain = self._chain.with_pending((layer, *self._chain.pending))
         self._renew()
         self._state = UpperState.LIVE
 
@@ -769,12 +759,7 @@ class Upper:
                 self._manifest.version,
                 build(tree, self._chain, hashes=False).records,
             )
-            self._chain = Chain(
-                self._chain.published,
-                self._chain.path_index,
-                stack.xattr_namespace,
-                (layer, *self._chain.pending),
-            )
+            self._chain = self._chain.with_pending((layer, *self._chain.pending))
             self._number = int(name)
 
     # ---- the end
