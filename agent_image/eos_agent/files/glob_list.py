@@ -5,8 +5,6 @@ It runs alone in a child process of the session's init, like a search (eos_agent
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import errno
 import os
@@ -14,11 +12,12 @@ import stat
 from collections.abc import Mapping
 from typing import Any
 
+from eos_agent.files import page_cursor
 from eos_agent.files.dirfd import exists
 from eos_agent.files.globs import compile_glob
 from eos_agent.files.time_and_memory import within
 from eos_agent.files.walk import Walk
-from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_agent.wire.workspace_path import resolve, shown
 from layerstack.model.conflict import path_json
 
@@ -29,17 +28,16 @@ PAGE_ENTRIES = 2000
 ROW_BYTES = 48
 """Bytes of a row beside its path."""
 _CURSOR_START = b"./"
+_OPERATION = "file_list with a glob"
 
 
 class _PageEnd(Exception):
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    """The page is full."""
 
 
 def cursor_at(path: str) -> str:
     """Encode the path with which the next page begins; with a NUL at its end, the first path after it."""
-    return base64.urlsafe_b64encode(_CURSOR_START + os.fsencode(path)).decode("ascii")
+    return page_cursor.encode(_CURSOR_START + os.fsencode(path))
 
 
 def start_of(cursor: str | None) -> str | None:
@@ -50,15 +48,9 @@ def start_of(cursor: str | None) -> str | None:
     """
     if not cursor:
         return None
-    try:
-        raw = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
-        if not raw.startswith(_CURSOR_START) or b"\0" in raw[:-1]:
-            raise ValueError
-    except (binascii.Error, ValueError):
-        message = "cursor does not come from file_list with a glob"
-        raise OperationError(
-            INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor"
-        ) from None
+    raw = page_cursor.decode(cursor, _OPERATION)
+    if not raw.startswith(_CURSOR_START) or b"\0" in raw[:-1]:
+        raise page_cursor.invalid(_OPERATION)
     return os.fsdecode(raw[len(_CURSOR_START) :])
 
 
@@ -129,7 +121,7 @@ class _GlobPage:
 
     def _stop(self, why: str) -> None:
         self._stopped = why
-        raise _PageEnd(why)
+        raise _PageEnd
 
     def out_of(self, what: str, limit_s: float) -> None:
         """End the page for lack of `time` or `memory`. A page without progress is an error, since the next

@@ -8,7 +8,6 @@ standard library only. Errors are OperationError in wire form. `head` has the sa
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import errno
 import os
@@ -16,7 +15,7 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from eos_agent.files import text
+from eos_agent.files import page_cursor, text
 from eos_agent.files.dirfd import (
     DIR_FLAGS,
     carry_xattrs,
@@ -36,7 +35,7 @@ from eos_agent.files.patch_mount import apply_patch, undo_patch
 from eos_agent.files.search import Tell, search
 from eos_agent.kernel.passwd import find_account
 from eos_agent.wire.encoding import BASE64, UTF8, encoding_of, read_window
-from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_agent.wire.workspace_path import resolve, shown
 from layerstack.kernel import tempnames
 from layerstack.kernel.fsync import write_all
@@ -220,19 +219,12 @@ def list_limit(args: Mapping[str, Any]) -> int:
 def list_after(args: Mapping[str, Any]) -> bytes:
     """Decode the cursor of the previous page: the name after which the listing continues; b"" for the
     first."""
-    try:
-        name = base64.b64decode((args.get("cursor") or "").encode(), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        message = "cursor does not come from file_list"
-        raise OperationError(
-            INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor"
-        ) from None
-    return name
+    return page_cursor.decode(args.get("cursor") or "", "file_list")
 
 
 def list_page(path: str, entries: list[dict[str, Any]], last: bytes | None) -> dict[str, Any]:
     """The result of file_list; `last` is the name of the last entry if there are more."""
-    more = {} if last is None else {"next": base64.urlsafe_b64encode(last).decode("ascii")}
+    more = {} if last is None else {"next": page_cursor.encode(last)}
     return {**path_json(path), "entries": entries, "truncated": last is not None, **more}
 
 

@@ -8,8 +8,6 @@ whole line. So before a long line the page so far is reported; it is the answer 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import errno
 import os
@@ -20,6 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from eos_agent.files import page_cursor
 from eos_agent.files.dirfd import FILE_FLAGS, exists, opened, parent_of
 from eos_agent.files.globs import compile_glob
 from eos_agent.files.time_and_memory import TimeUp, within
@@ -42,6 +41,8 @@ is not found."""
 BINARY_PROBE_BYTES = 8192
 LONG_CHARACTERS = 32 * 1024
 PATTERN_BYTES = 8192
+_CURSOR = re.compile(rb"([0-9]{1,18}):([0-9]{1,18}):([^\0]*)")
+"""Offset, line and path of a place."""
 
 
 class Place(NamedTuple):
@@ -53,7 +54,7 @@ class Place(NamedTuple):
 
     def cursor(self) -> str:
         raw = f"{self.offset}:{self.line}:".encode() + os.fsencode(self.path)
-        return base64.urlsafe_b64encode(raw).decode("ascii")
+        return page_cursor.encode(raw)
 
 
 def place_of(cursor: str) -> Place:
@@ -62,16 +63,10 @@ def place_of(cursor: str) -> Place:
     Raises:
         OperationError: invalid_request.
     """
-    try:
-        offset, line, path = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).split(b":", 2)
-        if not (offset.isdigit() and line.isdigit() and len(offset) < 19 and len(line) < 19) or b"\0" in path:
-            raise ValueError
-        return Place(os.fsdecode(path), int(offset), max(1, int(line)))
-    except (binascii.Error, ValueError):
-        message = "cursor does not come from file_search"
-        raise OperationError(
-            INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor"
-        ) from None
+    found = _CURSOR.fullmatch(page_cursor.decode(cursor, "file_search"))
+    if found is None:
+        raise page_cursor.invalid("file_search")
+    return Place(os.fsdecode(found[3]), int(found[1]), max(1, int(found[2])))
 
 
 Find = Callable[[str], "re.Match[str] | None"]
