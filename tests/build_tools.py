@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import json
 import os
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ import sys
 if __name__ == "__main__":  # run as a file: the checkout is what `tests` is found in
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-from tests import images, inspector
+from tests import images, inspector, npm
 
 TYPESCRIPT = "5.9.3"
 
@@ -73,28 +72,7 @@ def install() -> None:
             return
         except ToolMissing:
             pass
-        with open(os.path.join(target, "package.json"), "w") as file:
-            json.dump({"name": "eos-tests", "private": True}, file)
-        program = inspector.node()
-        env = {**os.environ, "PATH": os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")}
-        words = [
-            "install",
-            "--no-audit",
-            "--no-fund",
-            "--ignore-scripts",
-            "--prefer-offline",
-            f"typescript@{TYPESCRIPT}",
-        ]
-        npm = os.path.join(os.path.dirname(program), "npm")
-        subprocess.run(
-            [npm, *words],
-            cwd=target,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-            check=True,
-            timeout=300,
-        )
+        npm.install(inspector.node(), target, [f"typescript@{TYPESCRIPT}"])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 if __name__ == "__main__":  # run as a file: the checkout is what `tests` is found in
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-from tests import images, inspector
+from tests import images, inspector, npm
 
 PACKAGE, VERSION = "@modelcontextprotocol/conformance", "0.2.0-alpha.12"
 INTEGRITY = "sha512-eXtZFgmtZiU5SsvXty+RGXGnyIqEVm3GLU/HZmg1wMjtKOocPZZgD9HQKd30oJhio5UB0wFJmsc6r8u48Q+EYA=="
@@ -57,19 +57,7 @@ def install() -> None:
             return
         except SuiteMissing:
             pass
-        with open(os.path.join(target, "package.json"), "w") as file:
-            json.dump({"name": "eos-tests", "private": True}, file)
-        node = inspector.node()
-        words = ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", "--omit=dev"]
-        subprocess.run(
-            [os.path.join(os.path.dirname(node), "npm"), *words, f"{PACKAGE}@{VERSION}"],
-            cwd=target,
-            env={**os.environ, "PATH": os.path.dirname(node) + os.pathsep + os.environ.get("PATH", "")},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-            check=True,
-            timeout=300,
-        )
+        npm.install(inspector.node(), target, [f"{PACKAGE}@{VERSION}"], "--omit=dev")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+if __name__ == "__main__":  # run as a file: the checkout is what `tests` is found in
+    sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+
+from tests import npm
+
 VERSION = "2.12.0"
 PACKAGE = "@modelcontextprotocol/inspector"
 NODE_AT_LEAST = (22, 19)
@@ -73,8 +78,7 @@ def command() -> Inspector:
     catalogue there.
     """
     program = node()
-    path = os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")
-    return Inspector((program, _script()), {"PATH": path})
+    return Inspector((program, _script()), {"PATH": npm.path_of(program)})
 
 
 def install() -> None:
@@ -86,30 +90,7 @@ def install() -> None:
             return
         except InspectorMissing:
             pass
-        program = node()
-        npm = os.path.join(os.path.dirname(program), "npm")
-        target = _made(folder())
-        with open(os.path.join(target, "package.json"), "w") as file:
-            json.dump({"name": "eos-tests", "private": True}, file)
-        env = {**os.environ, "PATH": os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")}
-        words = [
-            "install",
-            "--no-audit",
-            "--no-fund",
-            "--ignore-scripts",
-            "--prefer-offline",
-            "--omit=dev",
-            f"{PACKAGE}@{VERSION}",
-        ]
-        subprocess.run(
-            [npm, *words],
-            cwd=target,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-            check=True,
-            timeout=300,
-        )
+        npm.install(node(), _made(folder()), [f"{PACKAGE}@{VERSION}"], "--omit=dev")
 
 
 def _made(path: str) -> str:

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tests import images, inspector
+from tests import images, inspector, npm
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = os.path.join(HERE, "programs")
@@ -73,13 +73,13 @@ def _pip(recipe: Recipe, folder: str) -> tuple[list[str], dict[str, str]]:
 
 def _npm(recipe: Recipe, folder: str) -> tuple[list[str], dict[str, str]]:
     node = inspector.node()
-    path = os.path.dirname(node) + os.pathsep + os.environ.get("PATH", "")
+    path = npm.path_of(node)
     if not os.path.exists(os.path.join(folder, "complete")):
         with open(os.path.join(folder, "package.json"), "w") as file:
             json.dump({"name": "eos-tests", "private": True}, file)
         words = ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=dev"]
-        npm = os.path.join(os.path.dirname(node), "npm")
-        _run([npm, *words, *recipe.requires], folder, PATH=path)
+        program = os.path.join(os.path.dirname(node), "npm")
+        _run([program, *words, *recipe.requires], folder, PATH=path)
         _mark(folder)
     # node looks for packages beside the program
     for name in (recipe.program, "tour.mjs"):
