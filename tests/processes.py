@@ -7,6 +7,9 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 WAIT_S = 60
@@ -105,3 +108,15 @@ def end_processes_that_name(text: str) -> list[str]:
         except ProcessLookupError:
             continue
     return found
+
+
+def stop_gateway(env: Mapping[str, str]) -> None:
+    """End the gateway of the state directory that `env` names, by the command line."""
+    subprocess.run(
+        [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=60,
+    )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests import processes
 from tests.clients import environments
 from tests.conftest import drop_dir, make_short_dir
 from tests.eos_mcp.mcp_wire import Wire, call
@@ -60,13 +61,7 @@ def place() -> Generator[Place]:
             use(wire, "destroy_sandbox", sandbox_id=made["id"])
         server.process.terminate()
         assert server.ends() == 0
-    subprocess.run(
-        [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        check=True,
-        timeout=60,
-    )
+    processes.stop_gateway(env)
     drop_dir(root)
 
 

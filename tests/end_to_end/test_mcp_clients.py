@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests import processes
 from tests.conftest import drop_dir, make_short_dir
 from tests.eos_mcp.mcp_wire import META, Wire, call, initialize
 
@@ -37,13 +37,7 @@ def place() -> Generator[Place]:
         for row in use(wire, "list_sandboxes")["sandboxes"]:  # of a test that failed; no form is shown
             about = {"name": "destroy_sandbox", "arguments": {"sandbox_id": row["id"]}, "_meta": META}
             wire.ask({"jsonrpc": "2.0", "id": row["id"], "method": "tools/call", "params": about})
-    subprocess.run(
-        [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        check=True,
-        timeout=60,
-    )
+    processes.stop_gateway(env)
     drop_dir(root)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests import processes
 from tests.conftest import drop_dir, make_short_dir
 from tests.eos_mcp import closed_schemas
 from tests.eos_mcp.mcp_wire import Wire, call
@@ -68,13 +69,7 @@ def client() -> Generator[Client]:
         finally:
             for row in found.use("list_sandboxes").structure["sandboxes"]:
                 found.use("destroy_sandbox", sandbox_id=row["id"])
-    subprocess.run(
-        [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        check=True,
-        timeout=60,
-    )
+    processes.stop_gateway(env)
     drop_dir(root)
 
 

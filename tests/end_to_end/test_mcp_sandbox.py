@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Generator
@@ -72,13 +71,7 @@ def place() -> Generator[Place]:
         found = Place(env, made.structure["id"])
         yield found
         assert not use(wire, "destroy_sandbox", sandbox_id=found.sandbox).is_error
-    subprocess.run(
-        [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        check=True,
-        timeout=60,
-    )
+    processes.stop_gateway(env)
     drop_dir(root)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Generator
 from typing import NamedTuple
 
+from tests import processes
 from tests.tasks.reader import Reader, connect
 
 CALC = """\
@@ -82,14 +82,7 @@ def desk(root: str, image: str = "host") -> Generator[Desk]:
                 for line in other.use("list_sandboxes").split("\n")[1:]:
                     other.use("destroy_sandbox", sandbox_id=line.split()[0])
     finally:
-        subprocess.run(
-            [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            check=True,
-            timeout=60,
-        )
+        processes.stop_gateway(env)
 
 
 def _make_history(project: str) -> None:

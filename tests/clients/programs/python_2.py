@@ -9,7 +9,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import Implementation
-from tour import SPEC, outcome, tour
+from tour import SPEC, noting, outcome, tour
 
 
 class Python2:
@@ -26,13 +26,7 @@ class Python2:
     async def call(
         self, name: str, arguments: dict[str, Any], progress: list[float] | None = None
     ) -> dict[str, Any]:
-        async def note(value: float, total: float | None, message: str | None) -> None:
-            assert progress is not None
-            progress.append(value)
-
-        return outcome(
-            await self.client.call_tool(name, arguments, progress_callback=None if progress is None else note)
-        )
+        return outcome(await self.client.call_tool(name, arguments, progress_callback=noting(progress)))
 
     async def cancel(self, call: "asyncio.Task[Any]") -> None:
         call.cancel()

@@ -5,7 +5,7 @@ from typing import Any
 
 import mcp.types as types
 from mcp import ClientSession
-from tour import outcome
+from tour import noting, outcome
 
 
 class Session1:
@@ -26,17 +26,9 @@ class Session1:
     async def call(
         self, name: str, arguments: dict[str, Any], progress: list[float] | None = None
     ) -> dict[str, Any]:
-        async def note(value: float, total: float | None, message: str | None) -> None:
-            assert progress is not None
-            progress.append(value)
-
         if progress is not None:
             self._cancelled = self.session._request_id  # the id that this request gets
-        return outcome(
-            await self.session.call_tool(
-                name, arguments, progress_callback=None if progress is None else note
-            )
-        )
+        return outcome(await self.session.call_tool(name, arguments, progress_callback=noting(progress)))
 
     async def cancel(self, call: "asyncio.Task[Any]") -> None:
         """Cancel the task; 1.x says nothing of it to the server by itself."""

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tour import outcome
+from tour import noting, outcome
 
 
 class Session2:
@@ -22,11 +22,7 @@ class Session2:
     async def call(
         self, name: str, arguments: dict[str, Any], progress: list[float] | None = None
     ) -> dict[str, Any]:
-        async def note(value: float, total: float | None, message: str | None) -> None:
-            assert progress is not None
-            progress.append(value)
-
-        more = {} if progress is None else {"progress_callback": note}
+        more = {} if progress is None else {"progress_callback": noting(progress)}
         return outcome(await self.session.call_tool(name, arguments, **more))
 
     async def cancel(self, call: "asyncio.Task[Any]") -> None:

@@ -5,6 +5,7 @@ it runs in the client's own environment.
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 SPEC: dict[str, Any] = json.loads(sys.argv[1])
@@ -28,6 +29,20 @@ class Client(Protocol):
 
 def say(step: str, **seen: Any) -> None:
     print(json.dumps({"step": step, **seen}), flush=True)
+
+
+Noting = Callable[[float, float | None, str | None], Awaitable[None]]
+
+
+def noting(values: list[float] | None) -> Noting | None:
+    """Callback that keeps the values of progress; None where none are kept."""
+    if values is None:
+        return None
+
+    async def note(value: float, total: float | None, message: str | None) -> None:
+        values.append(value)
+
+    return note
 
 
 async def tour(client: Client) -> None:
