@@ -71,10 +71,8 @@ class Completion:
         op, key, field = _LISTED[name]
         args = {"limit": 1000} if op == "list_commands" else {}
         reply = await self._own.ask(op, args, sandbox, timeout_s=LIST_S)
-        found = rows(reply.get(key))
-        if op == "list_drafts":
-            found = sorted(found, key=resource_reading.made, reverse=True)
-        elif op == "list_commands":
+        found = resource_reading.newest_drafts(reply) if op == "list_drafts" else rows(reply.get(key))
+        if op == "list_commands":
             found = found[::-1]
         return [text for row in found if (text := str(row.get(field))).startswith(typed)]
 

@@ -1,4 +1,6 @@
-"""Requests to the gateway that no tool call made: for resources, prompts, completion, subscriptions."""
+"""Requests to the gateway that are not tool calls: for resources, prompts, completion, subscriptions, and to
+find the sandbox of a call that names none.
+"""
 
 from __future__ import annotations
 

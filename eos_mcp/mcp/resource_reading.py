@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import mimetypes
+from collections.abc import Sequence
 from typing import Any
 
 import mcp.types as types
@@ -151,7 +152,7 @@ def _join(above: bytes, row: Object) -> bytes:
 
 async def _drafts(own: OwnRequests, name: ResourceName) -> Content:
     reply = await own.ask("list_drafts", {}, name.sandbox)
-    found = sorted(rows(reply.get("drafts")), key=made, reverse=True)
+    found = newest_drafts(reply)
     shown = [
         {**row, "uri": name._replace(kind=resource_uris.DRAFT, id=str(row.get("draft_id"))).uri()}
         for row in found[:LISTED]
@@ -229,10 +230,14 @@ def _bytes(row: Object) -> bytes:
     return base64.b64decode(raw) if isinstance(raw, str) else str(row.get("path")).encode()
 
 
-def made(row: Object) -> int:
-    """Time at which a draft was made, in ms since 1970; 0 when its record cannot be read."""
-    found = row.get("created_unix_ms")
-    return found if isinstance(found, int) else 0
+def newest_drafts(reply: Object) -> Sequence[Object]:
+    """The rows of list_drafts, the newest first; last those whose record cannot be read."""
+
+    def made_unix_ms(row: Object) -> int:
+        found = row.get("created_unix_ms")
+        return found if isinstance(found, int) else 0
+
+    return sorted(rows(reply.get("drafts")), key=made_unix_ms, reverse=True)
 
 
 def _textual(by_name: str | None) -> str:

@@ -157,8 +157,7 @@ class Resources:
         except OperationError as error:
             log.warning("resources of %s are not listed: %s", sandbox, error.message)
             return
-        newest = sorted(rows(drafts.get("drafts")), key=resource_reading.made, reverse=True)
-        listed += [_draft(sandbox, row) for row in newest[:NEWEST]]
+        listed += [_draft(sandbox, row) for row in resource_reading.newest_drafts(drafts)[:NEWEST]]
         listed += [_version(sandbox, row) for row in rows(versions.get("versions"))]
         listed += [_command(sandbox, row) for row in reversed(rows(commands.get("commands"))[-NEWEST:])]
 

@@ -43,6 +43,7 @@ from eos_mcp.mcp import (
     truncate,
 )
 from eos_mcp.mcp.offered_tools import OfferedTools
+from eos_mcp.mcp.own_requests import OwnRequests
 from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 log = logging.getLogger("eos.mcp")
@@ -314,12 +315,7 @@ class Tools:
         """Return the sandbox of a call that names none. The client's roots are requested only if the
         directory of this server does not decide.
         """
-        listed = await self._gateway.request(
-            "list_sandboxes", {}, sandbox_id=None, request_id=new_request_id(), timeout_s=LIST_S
-        )
-        if is_error(listed):
-            error = listed["error"]
-            raise OperationError(error["kind"], error["message"], error.get("details"))
+        listed = await OwnRequests(self._gateway).ask("list_sandboxes", {}, timeout_s=LIST_S)
         places = allowed_dirs.where_started() if self._roots is None else self._roots
         try:
             return default_sandbox.choose(listed, places, operation.name)

@@ -40,6 +40,11 @@ class Checkpoint(NamedTuple):
         """Id in requests and answers."""
         return f"{ID}{self.number}"
 
+    @property
+    def undoes_id(self) -> str | None:
+        """Id of the checkpoint `undoes`."""
+        return None if self.undoes is None else f"{ID}{self.undoes}"
+
 
 class SavedLayers(NamedTuple):
     """Saved layers and checkpoints of one session, as session.json has them. Immutable."""

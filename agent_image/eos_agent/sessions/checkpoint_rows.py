@@ -25,7 +25,7 @@ def rows(session: Session) -> dict[str, Any]:
     """The key `checkpoints` of list_workspace_sessions, oldest first; {} without any."""
     found: list[dict[str, Any]] = []
     for checkpoint in session.upper.saved.checkpoints:
-        undoes = {} if checkpoint.undoes is None else {"undoes": f"checkpoint-{checkpoint.undoes}"}
+        undoes = {} if checkpoint.undoes_id is None else {"undoes": checkpoint.undoes_id}
         found.append({**row(checkpoint), **undoes})
     return {"checkpoints": found} if found else {}
 
