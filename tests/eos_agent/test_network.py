@@ -8,6 +8,8 @@ import ast
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -355,3 +357,28 @@ def test_where_the_kernel_gives_no_sysfs_an_isolated_session_sees_no_interface_i
         scenario, namespace="user", before_fork=masked_for_good
     )
     assert "lo" in named and (links, found, firmware, writable) == ([], [], [], False)
+
+
+PLUG_AN_ENDED_INIT = """
+import os
+from eos_agent.kernel.network import IsolatedNetwork
+read_fd, wire_fd = os.pipe()
+os.close(read_fd)
+ended = os.spawnlp(os.P_NOWAIT, "true", "true")
+os.waitpid(ended, 0)
+IsolatedNetwork(required=True).plug(ended, wire_fd)
+try:
+    os.fstat(wire_fd)
+except OSError:
+    print("closed")
+"""
+
+
+def test_the_zygote_survives_an_init_that_ends_before_it_has_its_address() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLUG_AN_ENDED_INIT],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stdout == b"closed\n", done.stderr

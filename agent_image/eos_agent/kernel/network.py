@@ -13,6 +13,7 @@ neither to another session, nor to the agent, nor to an outside network. Source:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -138,11 +139,9 @@ class IsolatedNetwork:
             answer = {"address": self.address(pid)}
         except OSError as error:
             answer = {"errno": error.errno, "message": error.strerror}
-        with open(wire_fd, "wb") as wire:
-            try:
-                wire.write(json.dumps(answer).encode())
-            except BrokenPipeError:  # the process has ended, and will be reaped
-                pass
+        # The process may have ended, which is reported when it is reaped; the write happens at the close.
+        with contextlib.suppress(BrokenPipeError), open(wire_fd, "wb") as wire:
+            wire.write(json.dumps(answer).encode())
 
     def unplug(self, pid: int) -> None:
         if self._switch is not None:
