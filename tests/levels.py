@@ -23,6 +23,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tree",),
         ("layers",),
         ("units",),
+        ("git",),
         ("core",),
         ("publish",),
         ("session",),
