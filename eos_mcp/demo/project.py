@@ -18,7 +18,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parent
 
 
-class Commit(NamedTuple):
+class SampleCommit(NamedTuple):
     """One commit of the history: its files, and the older text that some of them have."""
 
     message: str
@@ -32,10 +32,12 @@ CORE = ("README.md", "bin/tally", "lib/parse.awk", "data/sample.txt", ".gitignor
 TESTS = ("tests/run.sh", "tests/test_balance.sh")
 REPORTS = ("lib/report.sh", "lib/money.sh", "tests/test_reports.sh")
 HISTORY = (
-    Commit("tally: the balance of a file", 1767612000, CORE, older="1"),
-    Commit("tests: run by sh alone", 1767698400, CORE + TESTS, older="1"),
-    Commit("reports: totals by month and by category, in whole cents", 1767784800, CORE + TESTS + REPORTS),
-    Commit(
+    SampleCommit("tally: the balance of a file", 1767612000, CORE, older="1"),
+    SampleCommit("tests: run by sh alone", 1767698400, CORE + TESTS, older="1"),
+    SampleCommit(
+        "reports: totals by month and by category, in whole cents", 1767784800, CORE + TESTS + REPORTS
+    ),
+    SampleCommit(
         "tests: money; docs: the file format",
         1767871200,
         (*CORE, *TESTS, *REPORTS, "tests/test_money.sh", "docs/format.md"),
@@ -93,7 +95,9 @@ class Repository:
         order = sorted(here, key=lambda n: n + "/" if n in below else n)
         return self.put("tree", b"".join(f"{here[n][0]} {n}".encode() + b"\0" + here[n][1] for n in order))
 
-    def commit(self, commit: Commit, parent: bytes | None) -> tuple[bytes, dict[str, tuple[int, bytes]]]:
+    def commit(
+        self, commit: SampleCommit, parent: bytes | None
+    ) -> tuple[bytes, dict[str, tuple[int, bytes]]]:
         blobs = {
             path: (_mode(path), self.put("blob", _bytes_of(path, commit.older))) for path in commit.files
         }

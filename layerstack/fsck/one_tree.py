@@ -34,8 +34,8 @@ Say = Callable[[str, str, str], None]
 """(path in the tree, what is wrong, how it was found)."""
 
 
-class TreeEntry(NamedTuple):
-    """One entry of a tree as it is on disk."""
+class EntryOnDisk(NamedTuple):
+    """One entry of a tree with its digest."""
 
     path: bytes
     kind: str
@@ -93,7 +93,7 @@ def in_byte_order(root: bytes, failed: Callable[[bytes, OSError], None]) -> Iter
 
 def read_entry(
     root: bytes, path: bytes, xattr_namespace: XattrNamespace, say: Say, *, plain: bool = False
-) -> TreeEntry:
+) -> EntryOnDisk:
     """Read one entry completely. Entries that a layer must not contain are reported; `plain` as in `compare`.
     Raises OSError.
     """
@@ -103,9 +103,9 @@ def read_entry(
     kind = kind_of(status.st_mode)
     if kind == SPECIAL:
         if is_whiteout(status):
-            return TreeEntry(path, WHITEOUT, 0, 0, False, None, b"w")
+            return EntryOnDisk(path, WHITEOUT, 0, 0, False, None, b"w")
         say(shown, "is a FIFO, socket or device, which a layer never contains", "its kind")
-        return TreeEntry(path, SPECIAL, 0, 0, False, None, b"s")
+        return EntryOnDisk(path, SPECIAL, 0, 0, False, None, b"s")
     xattrs: dict[str, bytes] = {}
     for name in list_xattrs(full):
         if name in SYSTEM_XATTRS:
@@ -127,12 +127,12 @@ def read_entry(
                 "its xattrs",
             )
         opaque = opaque_value == b"y"
-        return TreeEntry(path, kind, meta[0], 0, opaque, None, (b"o" if opaque else b"d") + about)
+        return EntryOnDisk(path, kind, meta[0], 0, opaque, None, (b"o" if opaque else b"d") + about)
     if kind == LINK:
         digest = hashlib.sha256(os.fsencode(os.readlink(full))).digest()
     else:
         digest = content.digest_at(full, plain=plain)
-    return TreeEntry(path, kind, meta[0], status.st_size, False, digest, kind.encode() + digest + about)
+    return EntryOnDisk(path, kind, meta[0], status.st_size, False, digest, kind.encode() + digest + about)
 
 
 def check_index(path: str) -> str:
@@ -246,7 +246,7 @@ def compare(
     return TreeFindings(total.hexdigest(), count, size) if whole else None
 
 
-def _against(row: IndexRow, entry: TreeEntry, say: Say) -> None:
+def _against(row: IndexRow, entry: EntryOnDisk, say: Say) -> None:
     if row.record.kind != entry.kind or row.record.opaque != entry.opaque:
         names = {
             FILE: "a file",
