@@ -309,10 +309,11 @@ def test_the_working_directory_and_the_environment_are_arguments(here: In) -> No
             "GIT_OPTIONAL_LOCKS",
             "GIT_TERMINAL_PROMPT",
             "EOS_WORKSPACE",
+            "EMAIL",
             *EDITORS,
         ),
-        "GIT_CONFIG_COUNT",
-        *(f"GIT_CONFIG_{part}_{n}" for part in ("KEY", "VALUE") for n in range(4)),
+        *("GIT_CONFIG_COUNT", "GIT_CONFIG_SYSTEM"),
+        *(f"GIT_CONFIG_{part}_{n}" for part in ("KEY", "VALUE") for n in range(11)),
         *("PWD", "OLDPWD", "SHLVL", "_"),
     }
 
@@ -323,6 +324,12 @@ def test_git_keeps_to_the_foreground_and_what_a_caller_configures_counts(here: I
         for key in ("gc.autoDetach", "maintenance.autoDetach", "safe.directory", "core.checkStat")
     )
     assert here.run(ask)["output"].split() == ["false", "false", "*", "minimal"]
+    more = ("core.trustctime", "core.untrackedCache", "core.fsmonitor", "gc.auto", "maintenance.auto")
+    shown = here.run(
+        "; ".join(f"git config --type {'int' if key == 'gc.auto' else 'bool'} {key}" for key in more)
+    )
+    assert shown["output"].split() == ["false", "false", "false", "0", "false"]
+    assert here.run("git config commit.gpgSign")["output"] == "false", "the user's keys are hidden here"
     own = ("user.name", "me"), ("gc.autodetach", "true")
     given = [
         f"GIT_CONFIG_{part}_{n}={text}"
@@ -331,12 +338,14 @@ def test_git_keeps_to_the_foreground_and_what_a_caller_configures_counts(here: I
     ]
     ran = here.run(f"git config user.name; {ask}", env=["GIT_CONFIG_COUNT=2", *given])
     assert ran["output"].split() == ["me", "true", "false", "*", "minimal"]
+    ran = here.run("git config commit.gpgSign; git config core.fsmonitor", env=["GIT_CONFIG_COUNT=2", *given])
+    assert ran["output"].split() == ["false"] and ran["exit_code"] == 0, "all of ours follow"
     assert here.run("git config user.name || echo $?", env=["GIT_CONFIG_COUNT=none"])["output"].endswith(
         "128"
     )
     image = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "image"}
     found = with_git_config(image)
-    assert image.items() <= {**found, "GIT_CONFIG_COUNT": "1"}.items() and found["GIT_CONFIG_COUNT"] == "5"
+    assert image.items() <= {**found, "GIT_CONFIG_COUNT": "1"}.items() and found["GIT_CONFIG_COUNT"] == "10"
     assert with_git_config(found) == found
 
 

@@ -22,6 +22,7 @@ class Settings(NamedTuple):
     """Settings fixed for the life of one sandbox. Paths are absolute; `config` has the YAML sections with
     defaults filled in.
 
+    `git_identity`: the argument `carried` of git_identity.name_of; a file without it carries none.
     `limits`: {"workload": {...}, "session": {...}} with the names of cgroups.Limits, or {"none": reason};
     None: no limits are configured.
     """
@@ -50,6 +51,7 @@ class Settings(NamedTuple):
     path: str | None
     limits: Mapping[str, Any] | None
     config: Mapping[str, Any]
+    git_identity: Mapping[str, Any]
 
     def get(self, dotted: str, default: Any) -> Any:
         """The configuration value at `section.key...`, or `default` if it is absent or null."""
@@ -148,6 +150,7 @@ _KEYS = {
     "path": _TEXT_OR_NONE,
     "limits": _TABLE,
     "config": _TABLE,
+    "git_identity": _TABLE,
 }
 """Key of the file, which is also a field of Settings -> its values."""
 

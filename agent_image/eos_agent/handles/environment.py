@@ -4,7 +4,7 @@ the agent."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from eos_agent.base.settings import Settings
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
@@ -25,13 +25,27 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GIT_CONFIG = (
     ("safe.directory", "*"),
     ("core.checkStat", "minimal"),
+    ("core.trustctime", "false"),
+    ("core.untrackedCache", "false"),
+    ("core.fsmonitor", ""),
+    ("gc.auto", "0"),
     ("gc.autoDetach", "false"),
+    ("maintenance.auto", "false"),
     ("maintenance.autoDetach", "false"),
 )
-"""Settings of git(1) for every command. safe.directory: git refuses a repository whose files have another
-owner, as those of a base do. core.checkStat: files of a base have the mtimes and sizes of git's index but
-other inodes; without `minimal` git would read each file at every status, since it may not refresh the index
-(GIT_OPTIONAL_LOCKS). autoDetach: a gc in the background would be killed with the session of its command.
+"""Settings of git(1) for every command.
+
+safe.directory: git refuses a repository whose files have another owner, as those of a base do.
+core.checkStat, core.trustctime: files of a base have the mtimes and sizes of git's index but other inodes and
+ctimes; git would read each file at every status, since it may not refresh the index (GIT_OPTIONAL_LOCKS).
+core.untrackedCache, core.fsmonitor: both are tied to one machine and directory, and fsmonitor starts a
+process that outlives the command. Empty is false to every version: 2.35 and older run another value, as
+`false`, as a program. gc, maintenance: each session would repack what all of them share; in the background it
+would end with the session of its command.
+"""
+GIT_CONFIG_LOCAL = (("commit.gpgSign", "false"), ("tag.gpgSign", "false"))
+"""Settings for the local provider, which hides the user's keys but not the configuration that asks for
+them.
 """
 EDITORS = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
 NO_EDITOR = (
@@ -76,7 +90,7 @@ def base_environment(settings: Settings) -> dict[str, str]:
         found = without_editor(found)
     found["GIT_OPTIONAL_LOCKS"] = "0"
     found["EOS_WORKSPACE"] = settings.workspace_root
-    return with_git_config(found)
+    return with_git_config(found, GIT_CONFIG + GIT_CONFIG_LOCAL if settings.local else GIT_CONFIG)
 
 
 def without_editor(environment: dict[str, str]) -> dict[str, str]:
@@ -88,22 +102,38 @@ def without_editor(environment: dict[str, str]) -> dict[str, str]:
     return {**environment, **dict.fromkeys(EDITORS, NO_EDITOR)}
 
 
-def with_git_config(environment: dict[str, str]) -> dict[str, str]:
-    """Add GIT_CONFIG after the entries of GIT_CONFIG_COUNT. A configured key keeps its value; an invalid
+def with_git_config(
+    environment: dict[str, str], wanted: Sequence[tuple[str, str]] = GIT_CONFIG
+) -> dict[str, str]:
+    """Add `wanted` after the entries of GIT_CONFIG_COUNT. A configured key keeps its value; an invalid
     count is left for git to report.
     """
     text = environment.get(_COUNT) or "0"
-    if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS):
+    if not _is_count(text):
         return environment
     count = int(text)
     known = {environment.get(f"{_KEY}{number}", "").lower() for number in range(count)}
     found = dict(environment)
-    for key, value in GIT_CONFIG:
+    for key, value in wanted:
         if key.lower() not in known:
             found.update({f"{_KEY}{count}": key, f"{_VALUE}{count}": value})
             count += 1
     found[_COUNT] = str(count)
     return found
+
+
+def _entries(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """List the entries of GIT_CONFIG_COUNT."""
+    count = environment.get(_COUNT, "")
+    return [
+        (environment[f"{_KEY}{number}"], environment[f"{_VALUE}{number}"])
+        for number in range(int(count) if _is_count(count) else 0)
+        if environment.keys() >= {f"{_KEY}{number}", f"{_VALUE}{number}"}
+    ]
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS
 
 
 def _visible(path: str, hidden: Sequence[str]) -> str:
@@ -139,7 +169,7 @@ def command_environment(base: dict[str, str], extra: dict[str, str], *, tty: boo
     """Merge `base` and the caller's variables. For a terminal TERM has a default."""
     found = {**base, **extra}
     if _COUNT in extra:
-        found = with_git_config(found)
+        found = with_git_config(found, _entries(base))
     if tty:
         found.setdefault("TERM", "xterm-256color")
     return found

@@ -19,7 +19,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eos_agent.base import log
@@ -83,6 +83,7 @@ class ZygoteHandle:
         self._masked: set[str] = set()
         self._masking: dict[int, asyncio.Future[None]] = {}
         self._keeping: dict[int, asyncio.Future[None]] = {}
+        self._writing: dict[int, asyncio.Future[str]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._creating: dict[int, InitHandle] = {}
         self._inits: dict[int, InitHandle] = {}
@@ -150,6 +151,27 @@ class ZygoteHandle:
     async def release_folders(self, pid: int) -> None:
         """Drop what `keep_folders` kept, if no init has taken it over."""
         await self._hint({"op": "release", "pid": pid})
+
+    async def write_git_files(self, files: Mapping[str, str]) -> bool:
+        """Write files of git's configuration, which every session sees in `git_identity.DIRECTORY`; False,
+        with a line in the log, if that failed.
+        """
+        if self._link is None or self.lost.done():
+            return False
+        self._last_id += 1
+        number, done = self._last_id, asyncio.get_running_loop().create_future()
+        self._writing[number] = done
+        try:
+            await self._link.send({"op": "git_files", "id": number, "files": dict(files)})
+            async with asyncio.timeout(MASK_S):
+                error = await done
+        except (OSError, TimeoutError) as failed:
+            error = str(failed) or "timed out"
+        finally:
+            self._writing.pop(number, None)
+        if error:
+            log.log("git_identity_unwritten", error=error)
+        return not error
 
     async def _hint(self, message: dict[str, Any]) -> None:
         """Send a request that may be lost with the zygote."""
@@ -268,6 +290,10 @@ class ZygoteHandle:
             kept = self._keeping.get(message["id"])
             if kept is not None:
                 resolve(kept)
+        elif event == "git_files":
+            written = self._writing.get(message["id"])
+            if written is not None and not written.done():
+                written.set_result(message["error"])
         elif event == "exited":
             init = self._inits.pop(message["pid"], None)
             if init is not None:
@@ -282,6 +308,9 @@ class ZygoteHandle:
             init.orphaned()
         for waiting in (*self._masking.values(), *self._keeping.values()):
             resolve(waiting)
+        for written in self._writing.values():
+            if not written.done():
+                written.set_result("the zygote, which makes sessions, has ended")
         self._creating.clear()
         self._inits.clear()
 

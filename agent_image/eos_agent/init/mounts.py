@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from eos_agent.base import git_identity
 from eos_agent.kernel import machine_view, mountinfo
 from eos_agent.kernel.mountinfo import is_below
 from eos_agent.machine import neighbours, secret_paths
@@ -74,6 +75,8 @@ class MountPlan(NamedTuple):
     """connect(2) to a socket outside the session may succeed in a read-only view, so that each session masks
     such sockets one by one.
     """
+    git_files_fd: int
+    """A writable mount of `git_identity.DIRECTORY`, which every session sees read-only."""
 
 
 def prepare(
@@ -101,7 +104,7 @@ def prepare(
                 rootfs, [*hidden, *secret_paths.hidden_here(), *neighbours.folders()], workspace_root
             )
         _read_only_root()
-    _dev(keep_all=not local)
+    git_files_fd = _dev(keep_all=not local)
     with step("hide the store"):
         for path in shown.masked if local else _places(hidden):
             detach_below(path)
@@ -109,7 +112,7 @@ def prepare(
     with step("mask /sys"):
         for path in _MASKED_SYS:
             _mask_folder(path)
-    return MountPlan(workspace_root, local, shown.late, shown.bound and rootfs is None)
+    return MountPlan(workspace_root, local, shown.late, shown.bound and rootfs is None, git_files_fd)
 
 
 def _places(paths: Sequence[str]) -> list[str]:
@@ -138,7 +141,7 @@ def prepare_session(mount_plan: MountPlan, *, read_only: bool, own_network: bool
             _read_only_root()
         _run()
         if not mount_plan.local:
-            _dev()
+            _dev(first=False)
     # of own_network: as isolated as its network: no socket or file of another session is visible there
     _mount_folders(own_folders(read_only=read_only, own_network=own_network))
     with step("mount /dev/pts"):
@@ -342,9 +345,12 @@ def _devpts(most: int) -> None:
         syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options)
 
 
-def _dev(*, keep_all: bool = False) -> None:
+def _dev(*, keep_all: bool = False, first: bool = True) -> int:
     """Mount a read-only /dev of harmless devices with /dev/shm and /dev/pts; with `keep_all`, of all devices
     and mounts that /dev has.
+
+    first: make the directory of git's files and return a descriptor of a writable mount of it; otherwise the
+    /dev before has it, and -1 is returned.
 
     The new /dev is a file system of its own: otherwise a session could replace /dev/null for all sessions.
     """
@@ -368,7 +374,7 @@ def _dev(*, keep_all: bool = False) -> None:
         places = {
             name: mountinfo.clone(f"/dev/{name}", recursive=True)
             for name in below
-            if "/" not in name and name not in trees
+            if "/" not in name and name not in trees and f"/dev/{name}" != git_identity.DIRECTORY
         }
         links = (
             {
@@ -379,6 +385,7 @@ def _dev(*, keep_all: bool = False) -> None:
             if keep_all
             else {}
         )
+        git_files = -1 if first else mountinfo.clone(git_identity.DIRECTORY)
         syscalls.mount(
             "tmpfs", "/dev", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "mode=0755,size=256k"
         )
@@ -395,7 +402,23 @@ def _dev(*, keep_all: bool = False) -> None:
             if name in places:
                 syscalls.move_mount(places[name], f"/dev/{name}")
                 os.close(places.pop(name))
+        os.makedirs(git_identity.DIRECTORY, 0o755, exist_ok=True)
+        if first:
+            git_files = _git_files()
+        else:
+            syscalls.move_mount(git_files, git_identity.DIRECTORY)
+            os.close(git_files)
         syscalls.mount_setattr("/dev", syscalls.MOUNT_ATTR_RDONLY)
+        return git_files if first else -1
+
+
+def _git_files() -> int:
+    """Mount an empty directory for git's files, read-only. Returns a descriptor of a writable mount of it."""
+    top = git_identity.DIRECTORY
+    syscalls.mount("tmpfs", top, "tmpfs", _INERT, "mode=0755,size=8m,nr_inodes=4k")
+    writable_fd = mountinfo.clone(top)
+    syscalls.mount_setattr(top, syscalls.MOUNT_ATTR_RDONLY)
+    return writable_fd
 
 
 def _devices(top: str) -> dict[str, os.stat_result]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import telemetry
 from eos_agent.base.cancellation import Cancellations, request_not_found
 from eos_agent.handles.environment import command_environment, parse_env
+from eos_agent.handles.git_identities import GitIdentities
 from eos_agent.sessions import readiness, service, session_commands
 from eos_agent.sessions.command import Command
 from eos_agent.sessions.interruption import PublishRule
@@ -100,9 +101,7 @@ class Commands:
         self._settings = settings
         self._sessions = sessions
         self._environment = base_environment
-        self._environments = {
-            tty: command_environment(base_environment, {}, tty=tty) for tty in (False, True)
-        }
+        self._git = GitIdentities(settings, sessions.zygote)
         self._known: OrderedDict[str, Command] = OrderedDict()
         self._terminal: OrderedDict[str, None] = OrderedDict()
         self._active = 0  # starting or running
@@ -340,6 +339,7 @@ class Commands:
                 reason="no_shell",
             )
         tty, uid, base = args["tty"], None, self._environment
+        identity = await self._git.of(command.session.agent)
         if args.get("user") is not None:
             account, _ = await command.session.init.file_op("account", {"user": args["user"]})
             uid, base = account["uid"], {**base, "USER": account["name"], "HOME": account["home"]}
@@ -348,9 +348,7 @@ class Commands:
                 return await command.session.init.spawn(
                     command.id,
                     argv=[*shell, command.text],
-                    env=command_environment(base, extra, tty=tty)
-                    if extra or uid is not None
-                    else self._environments[tty],
+                    env=identity.added_to(command_environment(base, extra, tty=tty)),
                     cwd=args.get("cwd") or self._settings.workspace_root,
                     tty=tty,
                     split=args["split_output"],

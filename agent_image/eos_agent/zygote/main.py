@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable, Generator
 from typing import NamedTuple, NoReturn
 
+from eos_agent.base import git_identity
 from eos_agent.init import helper, mounts, native, setup
 from eos_agent.ipc import frames, sigchld
 from eos_agent.kernel import cgroups, fd_limits, machine_view, network, oom
@@ -179,6 +180,7 @@ class ZygoteProcess:
             "mask": self.mask,
             "keep": self.keep,
             "release": lambda frame: self.release(frame.message["pid"]),
+            "git_files": self.write_git_files,
         }
         self.network = network.IsolatedNetwork(
             required=isinstance(mount_plan, mounts.MountPlan) and not mount_plan.local
@@ -358,6 +360,18 @@ class ZygoteProcess:
                 if not isinstance(error, ProcessLookupError):
                     failed += paths
         frames.send(self.sock, {"event": "masked", "id": frame.message["id"], "failed": sorted(set(failed))})
+
+    def write_git_files(self, frame: frames.Frame) -> None:
+        """Write files of git's configuration, which every session sees at once."""
+        error = ""
+        try:
+            if isinstance(self.mount_plan, mounts.SetupFailed):
+                raise self.mount_plan
+            for name, text in frame.message["files"].items():
+                git_identity.write(self.mount_plan.git_files_fd, name, text)
+        except (OSError, mounts.SetupFailed) as failed:
+            error = str(failed)
+        frames.send(self.sock, {"event": "git_files", "id": frame.message["id"], "error": error})
 
     def start(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str]:
         """Start an init with `order`: the native spare, the Python spare, or a new clone. Connects the
