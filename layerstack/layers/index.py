@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from layerstack.layers.index_record import Index as Index
@@ -234,6 +234,18 @@ class PathIndex:
                     if self.sub.get(at, 0) >= v:
                         break  # the loop that wrote v here continued to the root
                     self.sub[at] = v
+
+    def count_as_touched(self, paths: Iterable[str], version: int) -> None:
+        """Count paths as changed by a version, so that publications compare them: their base may differ from
+        the head although no layer of the head lists them.
+        """
+        with self._lock:
+            for path in paths:
+                if self.touch.get(path, 0) < version:
+                    self.touch[path] = version
+                for at in (path, *ancestors(path)):
+                    if self.sub.get(at, 0) < version:
+                        self.sub[at] = version
 
     def drop(self, *layers: Layer) -> None:
         """Drop layers that no chain names; their versions may stay in `touch`, `sub` and `mask`."""

@@ -83,7 +83,7 @@ class Trees:
     @functools.cached_property
     def shown(self) -> Chain:
         """Chain that the session shows: the base with ours on top."""
-        return self.base.with_pending((self.own,))
+        return self.base.with_pending((self.own, *self.base.pending))
 
     def three(self, path: str, ours: State | None) -> Three:
         """Return the three states of a path that ours lists."""

@@ -27,6 +27,7 @@ from eos_agent.serve.read_several import read_several
 from eos_agent.sessions import checkpoint, diff_session, file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
 from eos_agent.sessions.commands import Commands
+from eos_agent.sessions.imports import Imports
 from eos_agent.sessions.squash import Squashes
 from eos_agent.sessions.table import Sessions
 from eos_agent.wire.arguments import check_arguments
@@ -88,6 +89,7 @@ class Handlers:
         self.connections = ConnectionCount()
         self.checks = Checks(store)
         self.squashes = Squashes(sessions, exports, on_event=self._happened)
+        self.imports = Imports(sessions)
         agent = Agent(
             settings,
             store,
@@ -188,6 +190,9 @@ class Handlers:
                 return await self.squashes.perform()
         if request.op == "export_stream":
             return self._export(request.args)
+        if request.op == "import_tree":
+            with telemetry.Phases(telemetry.PUBLISHING):
+                return await self.imports.perform(request.args, request.request_id)
         operation, handler = find(request.op), self._table.get(request.op)
         if operation is None or handler is None:
             raise OperationError(

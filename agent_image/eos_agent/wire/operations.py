@@ -1072,7 +1072,14 @@ RUNTIME: tuple[Operation, ...] = (
 
 # Used between gateway, manager and agent. The gateway refuses a client that sends one of these.
 INTERNAL_NAMES = frozenset(
-    {"squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream", "unpublished_work"}
+    {
+        "squash_layerstack",
+        "export_layerstack",
+        "read_export_chunk",
+        "export_stream",
+        "import_tree",
+        "unpublished_work",
+    }
 )
 # Routed like a runtime operation, but no tool and not in help.
 HIDDEN_NAMES = frozenset({"cancel_request", "sandbox_daemon_ready"})
