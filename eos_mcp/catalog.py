@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eos_agent.wire.arguments import budget_s, check_arguments
-from eos_agent.wire.operation import NO_BUDGET, Argument, Family, Operation, ResultField
+from eos_agent.wire.operation import AGENT, NO_BUDGET, Argument, Family, Operation, ResultField
 from eos_agent.wire.operations import RUNTIME, RUNTIME_FAMILIES
 from eos_agent.wire.operations_observe import OBSERVABILITY, OBSERVABILITY_FAMILIES
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
@@ -122,8 +122,8 @@ MANAGER_GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Layer delivery",
-        "Squash published layers, or write their changes to the host.",
-        ("squash_layerstacks", "export_changes"),
+        "Squash published layers, write their changes to the host, or bring the host's in.",
+        ("squash_layerstacks", "export_changes", "import_changes"),
     ),
 )
 
@@ -574,6 +574,80 @@ MANAGER: tuple[Operation, ...] = (
         result_example='{"manifest_version": 7, "format": "tar-zst", "layers_exported": ["L000007-…", '
         '"L000006-…"], "files_written": 12, '
         '"symlinks_written": 1, "whiteouts_emitted": 2, "bytes_written": 48211}',
+    ),
+    Operation(
+        "import_changes",
+        "manager",
+        "management",
+        "Bring the host's changes into a sandbox",
+        "Publish what a person changed in the workspace directory since the sandbox was made, or since the "
+        "last import or export to it, as one version: all of it, or every conflict and nothing. Open "
+        "sessions see it when they rebase.",
+        (
+            _SANDBOX,
+            Argument(
+                "paths",
+                "json_array",
+                help="Only these paths of the workspace, and what is below them.",
+                items={"type": "string"},
+                ours=True,
+            ),
+            Argument("dry_run", "boolean", help="Only list changes and conflicts.", default=False, ours=True),
+            AGENT,
+            _ALLOW_SENSITIVE,
+        ),
+        scope="system",
+        owner="manager",
+        related=("export_changes", "create_sandbox", "rebase_workspace_session"),
+        examples=(
+            "sandbox-manager-cli import_changes --sandbox-id eos-1",
+            "sandbox-manager-cli import_changes --sandbox-id eos-1 --dry-run",
+            """sandbox-manager-cli import_changes --sandbox-id eos-1 --paths '["src/app.py", "docs"]'""",
+        ),
+        when_to_use=(
+            "The directory is compared with what the sandbox has of it, file by file where lstat differs; it "
+            "is never written.",
+            "Both changed a path: merged as in any publication (base: what was copied or imported last), or "
+            "refused with the list in publish_rejection.",
+            "Special files, and the .git file of a linked worktree, are left out.",
+        ),
+        result=(
+            ResultField("sandbox_id", "string", ours=True),
+            ResultField("workspace_root", "string", ours=True),
+            ResultField("dry_run", "boolean", ours=True),
+            ResultField("no_op", "boolean", "true: the head has all of it, no version was made", ours=True),
+            ResultField(
+                "changed", "array", "path, change (added, modified, deleted, type); 200 at most", ours=True
+            ),
+            ResultField("changed_count", "integer", ours=True),
+            ResultField("publish", "object", "as of publish_workspace_session", ours=True),
+            ResultField("layer_id", "string|null", ours=True),
+            ResultField("left_out", "array", "special files; 50 at most", ours=True),
+            ResultField(
+                "rounds", "integer", "times that the directory was read until it stood still", ours=True
+            ),
+            ResultField(
+                "would_publish", "boolean", "of a dry run, as the next keys of preview_publish", ours=True
+            ),
+            ResultField("head_version", "integer", ours=True),
+            ResultField("route_summary", "object", ours=True),
+            ResultField("conflicts", "array", ours=True),
+            ResultField("conflict_count", "integer", ours=True),
+            ResultField("notices", "array", ours=True),
+            ResultField("dropped", "array", ours=True),
+            ResultField("refused", "object|null", ours=True),
+            ResultField("next", "string|null", ours=True),
+        ),
+        sets=_FOR_PEOPLE,
+        ours=True,
+        waits=NO_BUDGET,
+        promise="The author of the version is host. The directory is not changed, and a rejected import "
+        "changes nothing.",
+        result_example='{"sandbox_id": "eos-1", "workspace_root": "/home/me/app", "dry_run": false, '
+        '"changed": [{"path": "src/app.py", "change": "modified"}], "changed_count": 1, '
+        '"no_op": false, "publish": {"no_op": false, "revision": {"manifest_version": 2, "root_hash": "…", '
+        '"layer_count": 2}, "route_summary": {"source_count": 1, "ignored_count": 0}}, "layer_id": '
+        '"L000002-…", "rounds": 1}',
     ),
     Operation(
         "start_sandbox",

@@ -63,6 +63,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("workspace",),
         ("providers",),
         ("export",),
+        ("imports",),
         ("manager",),
         ("gateway",),
         ("mcp",),

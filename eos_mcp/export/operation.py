@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -109,29 +109,39 @@ class Exports:
         """Remove the records of a sandbox that is gone."""
         facts.forget(self.records, sandbox_id)
 
+    @contextlib.asynccontextmanager
+    async def alone(self, sandbox_id: str) -> AsyncGenerator[None]:
+        """Let no other export or import of the sandbox run during the block; a dry run counts too.
+
+        Raises:
+            OperationError: operation_failed, reason export_in_flight.
+        """
+        if sandbox_id in self._under_way:
+            details = {"sandbox_id": sandbox_id, "retryable": True}
+            raise OperationError(
+                OPERATION_FAILED,
+                f"an export or import of sandbox {sandbox_id} is already in flight",
+                details,
+                reason="export_in_flight",
+            )
+        self._under_way.add(sandbox_id)
+        try:
+            yield
+        finally:
+            self._under_way.discard(sandbox_id)
+
     async def run(
         self, request: ExportRequest, workspace: str, request_id: str, progress: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Run one export; return the result of `export_changes`. A dry run counts as an export: it does not
-        run beside another.
+        """Run one export, in a block of `alone`; return the result of `export_changes`.
 
         Args:
             request: result of `check`.
             workspace: the directory that the sandbox was made from.
         Raises:
-            OperationError: operation_failed, reason export_in_flight, while another export of the sandbox
-                runs; what the forwarder and `export.apply` raise.
+            OperationError: what the forwarder and `export.apply` raise.
         """
         sandbox_id = request.sandbox_id
-        if sandbox_id in self._under_way:
-            details = {"sandbox_id": sandbox_id, "retryable": True}
-            raise OperationError(
-                OPERATION_FAILED,
-                f"an export of sandbox {sandbox_id} is already in flight",
-                details,
-                reason="export_in_flight",
-            )
-        self._under_way.add(sandbox_id)
         try:
             limits = apply.ExportLimits(
                 self.settings.max_stream_bytes,
@@ -169,7 +179,6 @@ class Exports:
                     )
             return result
         finally:
-            self._under_way.discard(sandbox_id)
             await self._run(reserve.keep, self.guards.journals)
 
 

@@ -42,7 +42,9 @@ _OF_COMMANDS = frozenset(
 )
 _FORWARD = b'"forward":"/forward/'
 LOGGED_CHARACTERS = 200  # limit on text of a client in a log line
-_LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
+_LOGGED = frozenset(
+    {"create_sandbox", "destroy_sandbox", "export_changes", "import_changes", "squash_layerstacks"}
+)
 
 
 class ManagerProtocol(Protocol):

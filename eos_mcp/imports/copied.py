@@ -30,7 +30,7 @@ from layerstack.kernel.content import digest_at
 FORMAT = 1
 FILE, LINK, DIRECTORY = "f", "l", "d"
 BASE, BLOB, STORED = "base", "blob", "stored"
-"""Where an entry's content is: in the base; in `content/`; in a layer of the sandbox, if at all."""
+"""Sources of an entry's content: the base; `content/`; a layer of the sandbox, which may be gone."""
 UNREAD = ""
 """`content` of a file or link of the copy that was not read yet; of a link whose target is not known."""
 
@@ -39,7 +39,7 @@ ShortStat = tuple[int, int, int, int, int]
 
 
 class CopiedEntry(NamedTuple):
-    """What the sandbox has of one path of the directory."""
+    """State that the sandbox has of one path of the directory."""
 
     kind: str
     stat: ShortStat | None
@@ -187,7 +187,7 @@ def load(folder: str, root_hash: str, copy: str) -> CopiedRecord:
         raise OperationError(
             OPERATION_FAILED,
             f"import: the copy that the sandbox was made from, {copy}, is not on this machine any more, so "
-            f"changes since then cannot be told",
+            f"changes since then cannot be found",
             {"path": copy, "hint": "create another sandbox, or bring the changes in by file_write"},
             reason="copy_unknown",
         )

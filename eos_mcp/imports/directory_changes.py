@@ -35,7 +35,7 @@ PIECE = 1 << 20
 BATCH_BYTES, BATCH_ROWS = 2 << 20, 2_000
 """Content and number of rows of one request."""
 KEPT_MAX, KEPT_GIT_MAX = 1 << 20, 16 << 20
-"""Most bytes of a file whose content is kept as the base of later merges; below a `.git`, the other number."""
+"""Most bytes of a file whose content is kept as the base of later merges; below a `.git`, the second."""
 GITDIR = b"gitdir:"
 
 Row = dict[str, Any]
@@ -64,11 +64,21 @@ class DirectoryChanges:
         self.kept: list[str] = []
         """Files with kept content that this import wrote."""
         self._sent: set[str] = set()
+        self._racy: set[str] = set()
         self._whiteouts: set[str] = set()
         """Deleted paths whose row was sent; it stands for all below them."""
         self._base_sent: set[str] = set()
         self._first: dict[int, str] = {}
         self._git_files: dict[str, bool] = {}
+
+    def settled(self) -> dict[str, CopiedEntry | None]:
+        """Return `new` for the record. A file that changed so shortly before it was read that a later change
+        may have the same times is read again by the next import.
+        """
+        return {
+            path: made._replace(stat=None) if made is not None and path in self._racy else made
+            for path, made in self.new.items()
+        }
 
     def _wanted(self, path: str) -> bool:
         return not self._paths or any(path == p or path.startswith(p + "/") for p in self._paths)
@@ -149,7 +159,7 @@ class DirectoryChanges:
         for path in gone:
             self.new[path] = None
             if (was := self.record.of(path)) is None:
-                yield from self._take_back(path)
+                yield from self._withdraw(path)
             else:
                 self.changes[path] = "deleted"
                 yield from self._base(path, was)
@@ -185,16 +195,18 @@ class DirectoryChanges:
     def _read(self, path: str, entry: Stat, looked_ns: int) -> Iterator[tuple[Row, int]]:
         where = os.path.join(self.workspace, path)
         kind, mode = kind_of(entry[0]), stat.S_IMODE(entry[0])
-        short = None if racy(entry, looked_ns) and kind == FILE else entry[:5]
+        self._racy.discard(path)
         if kind == FILE:
-            yield from self._file(path, where, entry, short)
+            if racy(entry, looked_ns):
+                self._racy.add(path)
+            yield from self._file(path, where, entry)
             return
         target = os.readlink(where) if kind == LINK else ""
         xattrs = {} if kind == LINK else base_xattrs.stored(base_xattrs.read(where), self._keeping)
-        made = CopiedEntry(kind, short, mode, 0, target, base_xattrs.digest(xattrs), STORED)
+        made = CopiedEntry(kind, entry[:5], mode, 0, target, base_xattrs.digest(xattrs), STORED)
         self.new[path] = made
         if not (change := self._change(path, made)):
-            yield from self._take_back(path)
+            yield from self._withdraw(path)
             return
         self.changes[path] = change
         yield from self._base(path, self.record.of(path))
@@ -203,9 +215,7 @@ class DirectoryChanges:
             row["xattrs"] = {name: _b64(value) for name, value in xattrs.items()}
         yield self._own(path, row)
 
-    def _file(
-        self, path: str, where: str, entry: Stat, short: tuple[int, int, int, int, int] | None
-    ) -> Iterator[tuple[Row, int]]:
+    def _file(self, path: str, where: str, entry: Stat) -> Iterator[tuple[Row, int]]:
         fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if not _is(fd, entry):
@@ -213,7 +223,7 @@ class DirectoryChanges:
                 return
             xattrs = base_xattrs.stored(base_xattrs.read(fd), self._keeping)
             was, size, mode = self.record.of(path), entry[1], stat.S_IMODE(entry[0])
-            made = CopiedEntry(FILE, short, mode, size, "", base_xattrs.digest(xattrs), STORED)
+            made = CopiedEntry(FILE, entry[:5], mode, size, "", base_xattrs.digest(xattrs), STORED)
             row: Row = {"kind": FILE, "mode": mode, "mtime_ns": entry[2], "size": size}
             row["xattrs"] = {name: _b64(value) for name, value in xattrs.items()}
             pieces: Iterator[tuple[int, bytes]] = iter(())
@@ -228,7 +238,7 @@ class DirectoryChanges:
                 if not self._change(path, made):
                     self._settle(path, made, _is(fd, entry))
                     if path not in self.unstable:
-                        yield from self._take_back(path)
+                        yield from self._withdraw(path)
                     return
             if size > PIECE or _sparse(row, size):
                 row.pop("data", None)
@@ -272,7 +282,7 @@ class DirectoryChanges:
             return "modified"
         return "" if made.kind == DIRECTORY or was.content == made.content else "modified"
 
-    def _take_back(self, path: str) -> Iterator[tuple[Row, int]]:
+    def _withdraw(self, path: str) -> Iterator[tuple[Row, int]]:
         self.changes.pop(path, None)
         self._whiteouts.discard(path)
         if path in self._sent:

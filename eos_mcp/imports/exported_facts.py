@@ -63,7 +63,9 @@ def _entry(workspace: str, path: str, row: tuple[Any, ...], keeping: Keeping) ->
     kind = {FILE: COPIED_FILE, LINK: COPIED_LINK}.get(letter, COPIED_DIRECTORY)
     stat_of = None if s is None else short(s)
     if s is None or stat_of is None or kind_of(s.st_mode) != kind:
-        return CopiedEntry(kind, None, None, size, digest.hex() if kind == COPIED_FILE else UNREAD, None, STORED)
+        return CopiedEntry(
+            kind, None, None, size, digest.hex() if kind == COPIED_FILE else UNREAD, None, STORED
+        )
     mode = s.st_mode & 0o7777
     if kind == COPIED_DIRECTORY:
         return CopiedEntry(kind, stat_of, mode, 0, "", None, STORED)

@@ -108,7 +108,7 @@ class Importer:
             done = await self._publish(request, record, changes, ask, request_id)
         finally:
             await ask.end()
-            await self._run(record.remove_unused_content)
+            await self._run(_clean, record)
         return {
             "sandbox_id": request.sandbox_id,
             "workspace_root": request.workspace,
@@ -263,7 +263,7 @@ def _next(batches: Iterator[list[Row]]) -> list[Row] | None:
 def _save(record: CopiedRecord, changes: DirectoryChanges, published_as: str | None) -> None:
     """Record the entries that were read; with an id only once that request is published."""
     before = dict(record.changed)
-    record.changed.update(changes.new)
+    record.changed.update(changes.settled())
     if changes.kept:
         folder = os.path.join(record.folder, "content")
         fsync.sync_files(folder, changes.kept, [folder])
@@ -272,6 +272,12 @@ def _save(record: CopiedRecord, changes: DirectoryChanges, published_as: str | N
         return
     record.write("next.json", published_as)
     record.changed = before
+
+
+def _clean(record: CopiedRecord) -> None:
+    """Remove content that no entry names, unless it is not known yet which record is valid."""
+    if not os.path.exists(os.path.join(record.folder, "next.json")):
+        record.remove_unused_content()
 
 
 def _listed(changes: DirectoryChanges) -> dict[str, Any]:
@@ -311,5 +317,3 @@ def checked_paths(given: object, workspace: str) -> tuple[str, ...]:
             return ()
         found.append(path)
     return tuple(found)
-
-

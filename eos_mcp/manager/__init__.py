@@ -1,4 +1,4 @@
 """The operations over sandboxes: create, list, diagnose, export, destroy, prune, metrics.
 
-Imports `export` and what is below it.
+Imports `imports` and what is below it.
 """

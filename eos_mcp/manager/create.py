@@ -33,10 +33,11 @@ WARNED = 20
 
 
 class _Batch:
-    """Number of sandboxes of one call that have no record yet."""
+    """The sandboxes of one call: their ids, and the number of those that have no record yet."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.ids = [f"eos-{protocol.new_request_id()}" for _ in range(count)]
 
 
 class Creation:
@@ -97,8 +98,14 @@ class Creation:
                 return await self._create(image, workspace, batch, caller_path, progress, bounds)
             finally:
                 self._to_come -= batch.left
+                await self.manager.run(self._forget_unmade, batch)
         finally:
             self._under_way -= 1
+
+    def _forget_unmade(self, batch: _Batch) -> None:
+        for sandbox_id in batch.ids:
+            if self.manager.registry.find(sandbox_id) is None:
+                self.manager.imports.forget(sandbox_id)
 
     def _make_caches(self) -> None:
         """Create the cache directories early: local sessions of other gateways can only hide existing
@@ -162,6 +169,9 @@ class Creation:
                     progress=progress,
                 )
             )
+            index = base.index_of(os.path.realpath(workspace), manager.bases)
+            for sandbox_id in batch.ids:  # a later copy replaces the index
+                await manager.run(manager.imports.note_copy, sandbox_id, index)
         await manager.run(
             bounds.check, workspace, "workspace_root"
         )  # a directory of the path may have been replaced before the copy
@@ -174,7 +184,7 @@ class Creation:
             progress(f"warning: {warning}")
         made: list[SandboxRecord] = []
         try:
-            for number in range(1, count + 1):
+            for number, sandbox_id in enumerate(batch.ids, 1):
                 if made and caller.is_gone():
                     log("create_abandoned", made=len(made), count=count)
                     break
@@ -182,7 +192,7 @@ class Creation:
                 self._to_come -= 1
                 batch.left -= 1
                 plan = SandboxPlan(
-                    sandbox_id=f"eos-{protocol.new_request_id()}",
+                    sandbox_id=sandbox_id,
                     image=image,
                     workspace_root=workspace,
                     base=tree,

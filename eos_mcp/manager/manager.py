@@ -31,8 +31,9 @@ from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import paths
 from eos_mcp.config.load import Config
 from eos_mcp.config.log import log
-from eos_mcp.export import exported, request
+from eos_mcp.export import exported, recover, request
 from eos_mcp.export.operation import Exports, guards
+from eos_mcp.imports.importer import Importer, ImportRequest, checked_paths
 from eos_mcp.manager import browser_address, diagnose, fleet, prune, readable
 from eos_mcp.manager.create import Creation
 from eos_mcp.manager.hung_agents import Silence
@@ -106,6 +107,9 @@ class Manager:
             self.run,
             records,
         )
+        self.imports = Importer(
+            self.forwarder, self.run, os.path.join(state_dir, "import-records"), records, self._check_idle
+        )
         self.creation = Creation(self)
         self.silence = Silence(self)
         self.closing = threading.Event()
@@ -126,6 +130,7 @@ class Manager:
             "inspect_sandbox": self._inspect,
             "squash_layerstacks": self._squash,
             "export_changes": self._export,
+            "import_changes": self._import,
             "snapshot": self._snapshot,
             "resources": self._resources,
             "cgroup": self._cgroup,
@@ -363,6 +368,7 @@ class Manager:
                 log("remove_failed", sandbox_id=record.id, error=error.message)
             else:
                 self.registry.remove(record.id)
+                await self.run(self.imports.forget, record.id)
         elif record.state == "stopping" or alive is None:
             if record.state != "failed":
                 self.registry.put(record.but(state="failed", daemon=None, daemon_http=None))
@@ -462,6 +468,7 @@ class Manager:
         self.silence.forget(sandbox_id)
         await self.run(self.metrics.forget, sandbox_id)
         await self.run(self.exports.forget, sandbox_id)
+        await self.run(self.imports.forget, sandbox_id)
         result = final.public()
         if discarded is not None:
             result["discarded"] = discarded
@@ -621,7 +628,43 @@ class Manager:
         record = self.registry.get(wanted.sandbox_id)
         if (shared := record.shared_base) is not None:
             wanted = wanted.over(os.path.join(self.bases, shared.root_hash, "base", base.BASE_LAYER))
-        return await self.exports.run(wanted, record.workspace_root, request_id, progress)
+        async with self.exports.alone(record.id):
+            result = await self.exports.run(wanted, record.workspace_root, request_id, progress)
+            incoming = self._import_request(record)
+            if wanted.fmt == "dir" and not wanted.dry_run and wanted.dest == incoming.workspace:
+                await self.run(self.imports.note_export, incoming)
+        return result
+
+    async def _import(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        given = _checked("import_changes", args)
+        record = self.registry.get(arguments.text(args, "sandbox_id", "import_changes"))
+        bound = bounds.of_request(args)
+        roots.check_root(record.workspace_root, self.config.manager.workspace_roots)
+        await self.run(bound._replace(allow_sensitive=True).check, record.workspace_root, "workspace_root")
+        await self.run(base.check_workspace, record.workspace_root, self.own)
+        await self.run(bound.check, record.workspace_root, "workspace_root")
+        await self.target(record.id)
+        wanted = self._import_request(record)._replace(
+            paths=checked_paths(given.get("paths"), record.workspace_root),
+            dry_run=given["dry_run"],
+            agent=given.get("agent"),
+        )
+        async with self.exports.alone(record.id):
+            return await self.imports.run(wanted, request_id, progress)
+
+    def _import_request(self, record: SandboxRecord) -> ImportRequest:
+        root_hash = record.shared_base.root_hash if record.shared_base is not None else ""
+        return ImportRequest(
+            record.id,
+            os.path.realpath(record.workspace_root),
+            root_hash,
+            os.path.join(self.bases, root_hash, "base", base.BASE_LAYER),
+            self.provider(record.provider).keeping(),
+        )
+
+    def _check_idle(self, workspace: str) -> None:
+        """Roll back what a killed export left in a directory; raise while a running one changes it."""
+        recover.roll_back_killed(workspace, self.exports.guards.journals)
 
     async def _snapshot(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         return await self._fleet(request_id).snapshot()

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config.load import Config
 from eos_mcp.export.operation import Exports
+from eos_mcp.imports.importer import Importer
 from eos_mcp.providers.provider import Provider
 from eos_mcp.record.registry import Registry
 
@@ -24,6 +25,7 @@ class ManagerParts(Protocol):
     registry: Registry
     forwarder: AgentPool
     exports: Exports
+    imports: Importer
     closing: threading.Event
     """Set when the gateway ends: waits in threads then stop."""
     bases: str

@@ -22,7 +22,7 @@ from eos_mcp.requests.roots import inside
 
 log = logging.getLogger("eos.mcp")
 
-BOUND = frozenset({"create_sandbox", "export_changes", "list_workspace_directories"})
+BOUND = frozenset({"create_sandbox", "export_changes", "import_changes", "list_workspace_directories"})
 """Operations that read or write directories of the machine."""
 FOR_A_PERSON = {
     "allow_sensitive": "allow_sensitive",

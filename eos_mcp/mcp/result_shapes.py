@@ -380,6 +380,12 @@ BY_OPERATION: Mapping[str, Mapping[str, Schema]] = {
         "unsafe": table(**NAMED),
         "ignored": record(files=INTEGER, bytes=INTEGER, included=BOOLEAN),
     },
+    "import_changes": {
+        "changed": table(path=STRING, change=STRING),
+        "left_out": STRINGS,
+        "conflicts": CONFLICTS,
+        "refused": nullable({"type": "object", "additionalProperties": True}),
+    },
     "prune": {"items": table(kind=STRING, name=STRING, bytes=nullable(INTEGER)), "warnings": STRINGS},
     "fsck": {
         "damage": table(file=STRING, what=STRING, found_by=STRING),

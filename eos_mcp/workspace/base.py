@@ -78,6 +78,11 @@ def cache_dir(default: str) -> str:
     return os.environ.get("EOS_SHARED_BASE_CACHE") or default
 
 
+def index_of(workspace: str, cache: str) -> str:
+    """Return the file with the index of the last copy of a workspace, which is resolved."""
+    return os.path.join(cache, "index", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32])
+
+
 def check_workspace(workspace: str, own: Iterable[str]) -> None:
     """Refuse a path that cannot be a workspace.
 
@@ -189,7 +194,7 @@ def _prepare(
     workspace: str, cache: str, special_files: str, keeping: Keeping, progress: Callable[[str], None]
 ) -> BaseTree:
     _make_cache(cache)
-    index_path = os.path.join(cache, "index", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32])
+    index_path = index_of(workspace, cache)
     listing = look(workspace)
     if listing.special and special_files == "abort":
         shown = ", ".join(listing.special[:5])

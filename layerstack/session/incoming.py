@@ -33,11 +33,11 @@ BASE_VERSION = 1
 """The version of a new store: the base alone."""
 NEW_DIRECTORY = 0o755
 UNKNOWN_BYTES = 32
-"""Random bytes behind a NUL that stand for content that is not stored any more: they equal no file, and are
-no text that could merge.
+"""Number of random bytes behind a NUL that stand for content that the store has lost: they differ from every
+file and never merge as text.
 """
 NOTHING = "n"
-"""Kind of an incoming entry that takes back an earlier one."""
+"""Kind of an incoming entry that removes the one sent before."""
 
 
 class IncomingEntry(NamedTuple):
@@ -45,7 +45,7 @@ class IncomingEntry(NamedTuple):
 
     path: str
     kind: str
-    """`f`, `l`, `d`, `w` (absent), or `n` (take back the entry that was sent before)."""
+    """`f`, `l`, `d`, `w` (absent), or `n` (remove the entry that was sent before)."""
     mode: int | None = None
     """Permission bits; None: those of the entry below, or of the content that `digest` names."""
     mtime_ns: int | None = None
@@ -134,7 +134,9 @@ class Incoming:
         elif entry.digest is not None:
             self._stored(side, entry, full)
         else:
-            with open(os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            with open(
+                os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+            ) as file:
                 file.write(entry.data)
                 file.truncate(entry.size)
             self._attributes(side, entry, full)
@@ -215,7 +217,9 @@ class Incoming:
         """
         found = self._find(entry)
         if found is None:
-            with open(os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            with open(
+                os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+            ) as file:
                 file.write(b"\0" + os.urandom(UNKNOWN_BYTES))
             self._attributes(side, entry, full)
             return

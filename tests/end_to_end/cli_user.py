@@ -119,7 +119,7 @@ class Desk:
     def left_in_state(self) -> list[str]:
         """Return what a refused or destroyed sandbox left: its directory, its record, a probe's directory."""
         own = ("gateway.", "instance_id", "registry.json")
-        folders = ("sandboxes", "exports", "export-records")
+        folders = ("sandboxes", "exports", "export-records", "import-records")
         found = [
             name
             for name in sorted(os.listdir(self.state))
