@@ -249,9 +249,8 @@ def test_more_sessions_than_there_are_addresses_one_after_the_other_leave_no_des
         return addresses, before, descriptors(), wait_until(box.zygote.pid, 0)
 
     addresses, before, after, left = in_box(scenario, namespace=namespace)
-    assert (
-        len(addresses) == 253 and abs(after - before) <= 2 and left == []
-    )  # the spare for shared sessions comes and goes
+    assert len(addresses) == 253 and left == []
+    assert abs(after - before) <= 4, "two spares, each with two descriptors, come and go"
 
 
 @both_namespaces
