@@ -175,9 +175,14 @@ class DirectoryChanges:
                     continue
                 raise self._unreadable(path, error) from error
         for path in sorted(path for path, change in self.changes.items() if change == "deleted"):
-            if path not in self._sent and not any(above in self._whiteouts for above in _above(path)):
+            if path not in self._sent and not any(map(self._covers, _above(path))):
                 self._whiteouts.add(path)
                 yield self._own(path, {"kind": "w"})
+
+    def _covers(self, above: str) -> bool:
+        """Tell whether the row of a path stands for the deletion of all below it."""
+        made = self.new.get(above)
+        return above in self._whiteouts or (made is not None and made.kind != DIRECTORY)
 
     def _unreadable(self, path: str, error: OSError) -> OperationError:
         where = os.path.join(self.workspace, path)
