@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+from pathlib import Path
 
 from agent_image import build
 from tests import leaks
+from tests.unprivileged_install import link_or_copy
 
 
 def made() -> build.Bundle:
@@ -23,3 +26,22 @@ def made() -> build.Bundle:
             name.symlink_to(built.path)
         path = os.readlink(name)
     return build.Bundle(path, os.path.basename(path))
+
+
+def root_cache() -> Path:
+    """Return a cache directory ($XDG_CACHE_HOME) of this user with the bundle in it, one for all processes of
+    the run.
+    """
+    bundle = made()
+    cache = leaks.shared() / "cache"
+    with open(leaks.shared() / "bundle.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = cache / "eos" / "bundles"
+        if not folder.exists():
+            staged = leaks.shared() / "bundles-of-the-cache"
+            shutil.copytree(os.path.dirname(bundle.path), staged, symlinks=True, copy_function=link_or_copy)
+            for path in (cache, cache / "eos"):
+                path.mkdir(mode=0o700, exist_ok=True)
+            staged.chmod(0o700)
+            staged.rename(folder)
+    return cache

@@ -124,19 +124,13 @@ def test_a_base_cache_of_another_user_is_refused_and_stays_as_it_is(short_dir: s
     assert mode(cache) == 0o755 and os.listdir(cache) == []
 
 
-def test_bundles_and_their_records_are_closed_whatever_the_umask(short_dir: str, umask: int) -> None:
-    folder = os.path.join(short_dir, "cache", "bundles")
-    made = build.build(folder)
-    assert build.tree_hash(made.path) == made.sha
-    assert build.build(folder) == made == build.known(folder)
-    assert (
-        open_below(f"{short_dir}/cache", made.sha) == [] and mode(made.path) == 0o755
-    )  # its files go into containers as they are
-
-
 @pytest.fixture(scope="module")
 def bundle() -> build.Bundle:
     return one_bundle.made()
+
+
+def records(folder: str) -> list[str]:
+    return [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith("key-")]
 
 
 def a_cache(bundle: build.Bundle, short_dir: str) -> str:
@@ -147,6 +141,14 @@ def a_cache(bundle: build.Bundle, short_dir: str) -> str:
     return folder
 
 
+def assert_closed(folder: str, made: build.Bundle) -> None:
+    """Check that bundle and record are this user's alone; the files go into containers as they are."""
+    assert build.tree_hash(made.path) == made.sha
+    assert build.build(folder) == made == build.known(folder)
+    assert [path for path in open_below(folder, made.sha) if ".torn-" not in path] == []
+    assert mode(made.path) == 0o755
+
+
 def test_what_others_could_write_into_an_open_cache_of_bundles_is_never_run(
     bundle: build.Bundle, short_dir: str
 ) -> None:
@@ -154,40 +156,53 @@ def test_what_others_could_write_into_an_open_cache_of_bundles_is_never_run(
     daemon = os.path.join(folder, bundle.sha, "bin", "sandbox-daemon")
     Path(daemon).write_text("print('evil')\n")
     os.chmod(folder, 0o777)
-    made = build.build(folder)
+    before = os.umask(0o077)
+    try:
+        made = build.build(folder)
+    finally:
+        os.umask(before)
     assert "evil" not in Path(made.path, "bin", "sandbox-daemon").read_text()
-    assert build.tree_hash(made.path) == made.sha
     assert mode(folder) == 0o700
+    assert_closed(folder, made)
 
 
 def test_a_record_that_others_could_write_is_not_believed(bundle: build.Bundle, short_dir: str) -> None:
     folder = a_cache(bundle, short_dir)
-    (record,) = (name for name in os.listdir(folder) if name.startswith("key-"))
+    (record,) = records(folder)
     assert build.known(folder) is not None
-    os.chmod(f"{folder}/{record}", 0o666)
+    os.chmod(record, 0o666)
     assert build.known(folder) is None
-    assert build.build(folder).sha == bundle.sha
-    assert mode(f"{folder}/{record}") == 0o600
+    os.chmod(record, 0o600)
+    assert build.known(folder) is not None
 
 
 @AS_ROOT
-@pytest.mark.parametrize("what", ["the tree", "the record", "the directory"])
-def test_a_bundle_of_another_user_is_never_run(bundle: build.Bundle, short_dir: str, what: str) -> None:
+def test_a_bundle_of_another_user_is_never_run(bundle: build.Bundle, short_dir: str) -> None:
+    """Whether the tree, the record or the directory is theirs; the one bundle that is built for it, without a
+    umask, replaces tree and record.
+    """
     folder = a_cache(bundle, short_dir)
-    (record,) = (name for name in os.listdir(folder) if name.startswith("key-"))
-    theirs = {
-        "the tree": f"{folder}/{bundle.sha}",
-        "the record": f"{folder}/{record}",
-        "the directory": folder,
-    }[what]
-    os.chown(theirs, ORDINARY_UID, ORDINARY_UID)
-    assert build.known(folder) is None
-    if what == "the directory":
-        with pytest.raises(build.BuildError, match=f"belongs to uid {ORDINARY_UID}"):
-            build.build(folder)
-    else:
+    (record,) = records(folder)
+    for theirs in (folder, f"{folder}/{bundle.sha}", record):
+        os.chown(theirs, ORDINARY_UID, ORDINARY_UID)
+        assert build.known(folder) is None, theirs
+        if theirs == folder:
+            with pytest.raises(build.BuildError, match=f"belongs to uid {ORDINARY_UID}"):
+                build.build(folder)
+        if theirs != record:
+            os.chown(theirs, 0, 0)
+            assert build.known(folder) == build.Bundle(f"{folder}/{bundle.sha}", bundle.sha), theirs
+    os.chown(f"{folder}/{bundle.sha}", ORDINARY_UID, ORDINARY_UID)
+    os.chmod(record, 0o666)
+    before = os.umask(0)
+    try:
         made = build.build(folder)
-        assert os.stat(made.path).st_uid == os.geteuid() and build.tree_hash(made.path) == made.sha
+    finally:
+        os.umask(before)
+    for ours in (made.path, record):
+        assert os.stat(ours).st_uid == os.geteuid(), ours
+    assert mode(record) == 0o600
+    assert_closed(folder, made)
 
 
 def test_a_bundle_below_a_directory_that_others_may_write_is_refused_and_the_advice_helps(

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from agent_image import build, native_init
+from agent_image import native_init
+from tests import one_bundle
 from tests.conftest import drop_dir, make_short_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,12 +138,10 @@ def test_the_programs_start_from_the_installation(installed: Installed) -> None:
     assert all(path.startswith(str(installed.site)) for path in where.split())
 
 
-def test_the_installation_makes_the_bundle_that_the_checkout_makes(
-    installed: Installed, tmp_path: Path
-) -> None:
+def test_the_installation_makes_the_bundle_that_the_checkout_makes(installed: Installed) -> None:
     out = installed.prefix / "bundle"
     made = installed.run(sys.executable, "-m", "agent_image.build", str(out)).strip()
-    assert made == build.build(str(tmp_path)).sha
+    assert made == one_bundle.made().sha
     assert sorted(os.listdir(out / "bin")) == ["python3", "sandbox-daemon"]
 
 

@@ -9,17 +9,17 @@ them, and one script for each console entry.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from tests import leaks, probes
+from tests import leaks
 from tests.in_namespace import ORDINARY_UID
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,11 +124,24 @@ def interpreter(root: Path) -> str:
     return program
 
 
-def install() -> Installed:
-    """Make the installation; the caller deletes `root`."""
-    root = Path(tempfile.mkdtemp(prefix="eos-inst-", dir=probes.scratch_root()))
-    root.chmod(0o755)
-    leaks.note("directory", str(root))
+def made() -> Installed:
+    """Return the installation of this run; the first caller makes it. No test changes it, and it is deleted
+    with the run's directory. With one interpreter for all processes of a run, they have one bundle too.
+    """
+    root = leaks.shared() / "installed"
+    with open(leaks.shared() / "installed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "complete").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir()
+            root.chmod(0o755)
+            install(root)
+            (root / "complete").touch()
+    return Installed(root, root / "venv")
+
+
+def install(root: Path) -> None:
+    """Make the installation below `root`."""
     prefix = root / "venv"
     subprocess.run(
         [interpreter(root), "-I", "-m", "venv", "--without-pip", str(prefix)], check=True, capture_output=True
@@ -161,4 +174,3 @@ def install() -> Installed:
     subprocess.run(
         [str(prefix / "bin" / "python"), "-m", "compileall", "-q", *ours], check=False, capture_output=True
     )
-    return Installed(root, prefix)

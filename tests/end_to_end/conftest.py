@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import leaks, processes, unprivileged_install, users
+from tests import leaks, one_bundle, processes, unprivileged_install, users
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end import forked_program
 from tests.end_to_end.cli_user import Desk, Desks, Sandbox
@@ -18,11 +18,9 @@ from tests.users import Person
 
 
 @pytest.fixture(scope="session")
-def installed() -> Generator[unprivileged_install.Installed]:
+def installed() -> unprivileged_install.Installed:
     """An installation that an ordinary user can run; needs root."""
-    made = unprivileged_install.install()
-    yield made
-    drop_dir(str(made.root))
+    return unprivileged_install.made()
 
 
 @pytest.fixture
@@ -67,10 +65,11 @@ def cache_of() -> Callable[[Person], Path]:
     """
 
     def find(who: Person) -> Path:
-        path = leaks.shared() / ("cache" if who.uid is None else f"cache-{who.uid}")
+        if who.uid is None:
+            return one_bundle.root_cache()
+        path = leaks.shared() / f"cache-{who.uid}"
         path.mkdir(exist_ok=True)
-        if who.uid is not None:
-            os.chown(path, who.uid, who.uid)
+        os.chown(path, who.uid, who.uid)
         return path
 
     return find
@@ -133,11 +132,9 @@ def gateways(cache_of: Callable[[Person], Path]) -> Generator[Gateways]:
 
 
 @pytest.fixture(scope="session")
-def ordinary_gateway(gateways: Gateways, installed: unprivileged_install.Installed) -> Generator[None]:
-    """End the ordinary user's gateway before the installation that it runs from is deleted."""
+def ordinary_gateway(gateways: Gateways, installed: unprivileged_install.Installed) -> None:
+    """Give the gateways the installation that the ordinary user's runs from."""
     gateways.installed = installed
-    yield
-    gateways.drop("ordinary")
 
 
 @pytest.fixture

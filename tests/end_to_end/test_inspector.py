@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests import inspector
+from tests import inspector, one_bundle
 from tests.eos_mcp.mcp_wire import Wire
 
 pytestmark = [pytest.mark.needs("inspector", "overlay"), pytest.mark.timeout(300)]
@@ -59,7 +59,7 @@ def place() -> Generator[Place]:
 
 
 def environment(place: Place) -> dict[str, str]:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    cache = str(one_bundle.root_cache())
     return {**os.environ, "EOS_STATE_DIR": place.state, "HOME": place.home, "XDG_CACHE_HOME": cache}
 
 
