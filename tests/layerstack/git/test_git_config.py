@@ -127,7 +127,7 @@ def test_random_texts_are_read_as_git_reads_them(found: list[str]) -> None:
 
 
 @pytest.mark.soak
-@settings(max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(pieces, min_size=2, max_size=30).map(lambda parts: ["[s]\n", *parts]))
 def test_many_random_texts_are_read_as_git_reads_them(found: list[str]) -> None:
     check_random(found)
