@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from eos_agent.wire.protocol import is_error
-from eos_mcp.config import token_file
 from eos_mcp.gateway_client import sync
 from tests.end_to_end.cli_user import Sandbox
 
@@ -29,8 +28,6 @@ class Direct:
 
 
 def token_of(sandbox: Sandbox) -> str:
-    """The gateway's token, as its person's programs find it."""
+    """Read the gateway's token. The programs refuse the file of another user, which this process may read."""
     (path,) = sandbox.desk.state.rglob("gateway.token")
-    found = token_file.read(str(path))
-    assert found is not None
-    return found
+    return path.read_text().strip()
