@@ -26,8 +26,6 @@ _ESCAPES = {ord("t"): 9, ord("b"): 8, ord("n"): 10, ord("\\"): 92, ord('"'): 34}
 class ConfigSyntax(GitRefused):
     """A file that git could not read. `line` counts from 1."""
 
-    reason = "git_config"
-
     def __init__(self, line: int) -> None:
         super().__init__(f"read a git configuration: line {line} is not one; `git config --list` shows it")
         self.line = line

@@ -15,7 +15,7 @@ SHOWN = 20
 """Paths that a command names."""
 
 
-class Operation(NamedTuple):
+class GitOperation(NamedTuple):
     """One operation. Both commands run in the work tree where it is."""
 
     name: str
@@ -34,23 +34,23 @@ class Operation(NamedTuple):
 
 def operations(
     root: str, tree: GitTree, unmerged: Mapping[str, Sequence[bytes]] | None = None
-) -> tuple[Operation, ...]:
+) -> tuple[GitOperation, ...]:
     """List the operations under way in one tree, the repository's own work tree first.
 
     Args:
         unmerged: paths with unmerged entries in an index, by worktree (empty name: the repository's own).
             They count when no other operation of that worktree explains them.
     """
-    found: list[Operation] = []
+    found: list[GitOperation] = []
     for worktree in ("", *sorted(tree.names(f"{root}/worktrees"))):
         place = f"{root}/worktrees/{worktree}" if worktree else root
-        here = [Operation(name, worktree, *ends) for name, ends in _named(place, tree)]
+        here = [GitOperation(name, worktree, *ends) for name, ends in _named(place, tree)]
         paths = (unmerged or {}).get(worktree, ())
         if paths and not here:
             shown = " ".join(_quoted(path) for path in paths[:SHOWN])
             more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
             # a mixed reset forgets the stages; the files keep both sides between their markers
-            here = [Operation("unmerged paths", worktree, f"git add {shown}{more}", "git reset")]
+            here = [GitOperation("unmerged paths", worktree, f"git add {shown}{more}", "git reset")]
         found += here
     return tuple(found)
 

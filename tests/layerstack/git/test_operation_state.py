@@ -12,7 +12,7 @@ from layerstack.git import entry_class
 from layerstack.git.entry_class import class_of, split_worktree
 from layerstack.git.git_index import GitIndex
 from layerstack.git.object_format import SHA1
-from layerstack.git.operation_state import Operation, operations
+from layerstack.git.operation_state import GitOperation, operations
 from layerstack.tree.state import DIRECTORY, FILE
 from tests.git_trees import QUIET, DiskTree, git, repository
 from tests.layerstack.git.three_sides import ROOT, commit, write
@@ -66,7 +66,7 @@ START: dict[str, Callable[[Path], None]] = {
 }
 
 
-def under_way(folder: Path) -> tuple[Operation, ...]:
+def under_way(folder: Path) -> tuple[GitOperation, ...]:
     index = GitIndex.parse((folder / ".git/index").read_bytes(), SHA1)
     return operations(ROOT, DiskTree(folder), {"": sorted(index.unmerged)})
 
