@@ -76,7 +76,7 @@ class GitConfig:
             raise GitRefused(
                 f"read a git configuration: {len(data):,} bytes, at most {CONFIG_MAX:,} are read"
             )
-        return cls(list(_Parser(data).pieces()))
+        return cls(list(_ConfigReader(data).pieces()))
 
     def items(self) -> Iterator[tuple[ConfigKey, bytes | None]]:
         """List variables with their values in the order of the file."""
@@ -98,7 +98,7 @@ class GitConfig:
         return b"".join(piece.raw for piece in self.pieces)
 
 
-class _Parser:
+class _ConfigReader:
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 3 if data.startswith(b"\xef\xbb\xbf") else 0
         self.section: tuple[bytes, bytes | None] | None = None

@@ -74,7 +74,7 @@ class GitIndex:
             CorruptObject: the bytes are not an index, or its checksum is another.
             GitRefused: a format or extension that is not merged.
         """
-        return _Reader(data, fmt).read(shared)
+        return _IndexReader(data, fmt).read(shared)
 
     def __len__(self) -> int:
         return len(self.rows) + sum(map(len, self.unmerged.values()))
@@ -191,7 +191,7 @@ def same_entries(x: GitIndex, y: GitIndex) -> bool:
     )
 
 
-class _Reader:
+class _IndexReader:
     """Parses one file."""
 
     def __init__(self, data: bytes, fmt: ObjectFormat) -> None:
@@ -314,7 +314,7 @@ class _Reader:
         data = shared(link.name) if shared is not None else None
         if data is None:
             raise CorruptObject(f"read a split index: there is no {link.name} beside it")
-        other = _Reader(data, self.fmt)
+        other = _IndexReader(data, self.fmt)
         if data[other.end :] != bytes.fromhex(link.name.partition(".")[2]):
             raise CorruptObject(f"read a split index: {link.name} has another checksum than its name says")
         below, at = other._entries()
