@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from eos_agent.machine import private_dirs
 from eos_agent.wire import protocol
@@ -25,11 +25,29 @@ from eos_mcp.providers.provider import Provider, SandboxPlan, new_token, wait_re
 from eos_mcp.record.registry import SandboxRecord, quota_of
 from eos_mcp.requests import caller, roots
 from eos_mcp.requests.bounds import NO_BOUNDS, Bounds
-from eos_mcp.workspace import base
+from eos_mcp.workspace import base, host_git
 
 Progress = Callable[[str], None]
 WARNED = 20
 """Maximum of left-out entries of a base that the records of its sandboxes and the progress name."""
+
+
+class Wanted(NamedTuple):
+    """The sandboxes that a request asks for. caller_path: the caller's PATH. git_identity: "host" carries the
+    user's identity in, "none" does not.
+    """
+
+    image: str
+    workspace: str
+    number: int
+    caller_path: str
+    git_identity: str = "host"
+
+    def identity(self) -> dict[str, str | bool]:
+        """Read the identity that the sandboxes get, with the host's git."""
+        if self.git_identity == "host":
+            return {**host_git.identity(self.workspace)}
+        return {"replaces": True} if self.image == HOST_IMAGE else {}
 
 
 class _Batch:
@@ -71,31 +89,25 @@ class Creation:
             yield
 
     async def create(
-        self,
-        image: str,
-        workspace: str,
-        count: int,
-        caller_path: str,
-        progress: Progress,
-        bounds: Bounds = NO_BOUNDS,
+        self, wanted: Wanted, progress: Progress, bounds: Bounds = NO_BOUNDS
     ) -> list[SandboxRecord]:
-        """Create `count` ready sandboxes over one base; fewer when the client hangs up, which then gets no
-        answer.
+        """Create the wanted sandboxes, ready, over one base; fewer when the client hangs up, which then gets
+        no answer.
 
         Raises:
             OperationError: reason sandbox_limit, when there would be more than `manager.max_sandboxes`:
-                server_busy, or invalid_request when `count` alone exceeds it; invalid_request for the
+                server_busy, or invalid_request when their number alone exceeds it; invalid_request for the
                 workspace, operation_failed while preparing the base, else internal_error. No record,
                 container, process or directory of this call is left.
         """
         async with self._pause:
             self._under_way += 1
         try:
-            self._make_room(count)
-            batch = _Batch(count)
-            self._to_come += count
+            self._make_room(wanted.number)
+            batch = _Batch(wanted.number)
+            self._to_come += wanted.number
             try:
-                return await self._create(image, workspace, batch, caller_path, progress, bounds)
+                return await self._create(wanted, batch, progress, bounds)
             finally:
                 self._to_come -= batch.left
                 await self.manager.run(self._forget_unmade, batch)
@@ -140,10 +152,15 @@ class Creation:
             )
 
     async def _create(
-        self, image: str, workspace: str, batch: _Batch, caller_path: str, progress: Progress, bounds: Bounds
+        self, wanted: Wanted, batch: _Batch, progress: Progress, bounds: Bounds
     ) -> list[SandboxRecord]:
         manager = self.manager
-        count = batch.left
+        image, workspace, count, caller_path = (
+            wanted.image,
+            wanted.workspace,
+            wanted.number,
+            wanted.caller_path,
+        )
         roots.check_root(workspace, manager.config.manager.workspace_roots)
         roots_alone = bounds._replace(allow_sensitive=True)  # first: reveal nothing about paths outside
         await manager.run(roots_alone.check, workspace, "workspace_root")
@@ -182,6 +199,7 @@ class Creation:
             tree = tree._replace(warnings=(*readable.unseen_on_path(caller_path, workspace), *tree.warnings))
         for warning in tree.warnings[:WARNED]:
             progress(f"warning: {warning}")
+        identity = await manager.run(wanted.identity)
         made: list[SandboxRecord] = []
         try:
             for number, sandbox_id in enumerate(batch.ids, 1):
@@ -201,6 +219,7 @@ class Creation:
                     yaml=yaml,
                     caller_path=caller_path,
                     created_unix_ms=time.time_ns() // 1_000_000,
+                    git_identity=identity,
                 )
                 made.append(await self._one(provider, plan, progress))
         except Exception:  # a cancelled call leaves `creating`: the next gateway removes it when no thread works on it any longer  # noqa: E501

@@ -84,6 +84,7 @@ def settings(
         "path": None,
         "private_dirs": [],
         "limits": limits,
+        "git_identity": dict(plan.git_identity),
         "config": plan.sections,
     }
 

@@ -359,6 +359,7 @@ class LocalProvider:
             "limits": limits.of_machine()
             if profile is None
             else limits.of_profile(profile, profile.nano_cpus),
+            "git_identity": dict(plan.git_identity),
             "config": sections,
         }
 

@@ -8,7 +8,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from eos_agent.wire import proof, protocol
@@ -42,6 +42,8 @@ class SandboxPlan(NamedTuple):
     yaml: bytes
     caller_path: str
     created_unix_ms: int
+    git_identity: Mapping[str, str | bool]
+    """As `git_identity` of the agent's settings (eos_agent.base.git_identity)."""
 
 
 class Made(NamedTuple):

@@ -4,7 +4,7 @@ arguments are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eos_agent.wire.operation import U64_MAX
@@ -67,3 +67,20 @@ def flag(args: Mapping[str, Any], name: str) -> bool:
             INVALID_REQUEST, f"{name} must be a boolean", {"argument": name}, reason="bad_argument"
         )
     return value
+
+
+def choice(args: Mapping[str, Any], name: str, choices: Sequence[str]) -> str:
+    """Return one of `choices`, the first by default.
+
+    Raises:
+        OperationError: invalid_request.
+    """
+    value = args.get(name, choices[0])
+    if value not in choices:
+        raise OperationError(
+            INVALID_REQUEST,
+            f"{name} must be one of {', '.join(choices)}, not {value!r}",
+            {"argument": name, "choices": list(choices)},
+            reason="bad_argument",
+        )
+    return str(value)

@@ -29,7 +29,7 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
         "fastimport.unpackLimit=5000 fast-import --quiet"
     )
     made = sandbox.shell(
-        f"git init -q -b main; git config gc.auto 10; git add .; {GIT} -c gc.auto=0 commit -qm first; "
+        f"git init -q -b main; git add .; {GIT} -c gc.auto=0 commit -qm first; "
         f"{objects}"
     )
     assert made["exit_code"] == 0, made
@@ -47,7 +47,8 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
     ] == [".git/index.lock"]
     published = sandbox.do("publish_workspace_session", "--workspace-session-id", session)["publish"]
     assert [row["path"] for row in published["dropped"]] == [".git/index.lock"]
-    detached = "-c gc.autoDetach=true -c maintenance.autoDetach=true"
+    automatic = "-c gc.auto=10 -c maintenance.auto=true"
+    detached = f"{automatic} -c gc.autoDetach=true -c maintenance.autoDetach=true"
     second = sandbox.shell(f"{GIT} {detached} commit -qam second")
     assert second["exit_code"] == 0 and second["publish"]["published"], second
     # The collector in the background has ended, or TERM ended it, or its packing process, half way.
@@ -55,7 +56,7 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
     left = [row["path"] for row in second["publish"].get("dropped", [])]
     assert all(half_done.fullmatch(path) for path in left), left
     look = (
-        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto >/dev/null 2>&1; ls "
+        f"find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git {automatic} gc --auto >/dev/null 2>&1; ls "
         ".git/objects/pack | grep -c 'pack$'; git log --format=%s"
     )
     assert sandbox.shell(look)["output"].split() == ["1", "second", "first"]
