@@ -164,9 +164,16 @@ MANAGER: tuple[Operation, ...] = (
             ),
             Argument("count", "integer", help="Number of sandboxes.", default=1, minimum=1),
             Argument(
+                "git_ref",
+                "string",
+                help="Branch, tag or commit to check out, in place of the directory as it is now.",
+                value="REF",
+                ours=True,
+            ),
+            Argument(
                 "git_identity",
                 "string",
-                help="Who commits when nothing says so: the user, or with none the agent.",
+                help="Author of commits without another identity: the user, or with none the agent.",
                 default="host",
                 choices=("host", "none"),
                 ours=True,

@@ -22,7 +22,16 @@ PURE = {
     "export.pax",
     *(
         f"model.{name}"
-        for name in ("cancel", "conflict", "lease", "manifest", "paths", "run_table", "spread_times")
+        for name in (
+            "cancel",
+            "conflict",
+            "git_temporary",
+            "lease",
+            "manifest",
+            "paths",
+            "run_table",
+            "spread_times",
+        )
     ),
     *(f"text.{name}" for name in ("build_roles", "gitignore", "lines", "merge", "myers", "wildmatch")),
     "kernel.tempnames",

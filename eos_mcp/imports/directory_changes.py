@@ -26,6 +26,7 @@ from eos_mcp.imports.copied import (
     CopiedRecord,
     kind_of,
 )
+from eos_mcp.workspace.git_directories import ALTERNATES
 from eos_mcp.workspace.tree_index import Listing, Stat, racy
 from layerstack.kernel import base_xattrs
 from layerstack.kernel.base_xattrs import Keeping
@@ -112,8 +113,12 @@ class DirectoryChanges:
 
     def _left_out(self, path: str, listing: Listing) -> bool:
         """Tell whether the path is the `.git` of a linked worktree or submodule, a file that names a
-        repository elsewhere, or in the repository that the copy has in its place.
+        repository elsewhere, or in the repository that the copy has in its place; or an object that the copy
+        has as its own and the directory borrows.
         """
+        git, objects, _ = path.rpartition("/objects/")
+        if objects and f"{git}/{ALTERNATES}" in listing.entries:
+            return path not in listing.entries or path == f"{git}/{ALTERNATES}"
         at = path if os.path.basename(path) == ".git" else ""
         if not at and "/.git/" in f"/{path}":
             at = f"/{path}".partition("/.git/")[0][1:]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -32,9 +33,11 @@ WARNED = 20
 """Maximum of left-out entries of a base that the records of its sandboxes and the progress name."""
 
 
-class Wanted(NamedTuple):
-    """The sandboxes that a request asks for. caller_path: the caller's PATH. git_identity: "host" carries the
-    user's identity in, "none" does not.
+class WantedSandboxes(NamedTuple):
+    """The sandboxes that a request asks for.
+
+    caller_path: the caller's PATH. git_identity: "host" carries the user's identity in, "none" does not.
+    git_ref: a commit to check out in place of the directory's present state.
     """
 
     image: str
@@ -42,6 +45,7 @@ class Wanted(NamedTuple):
     number: int
     caller_path: str
     git_identity: str = "host"
+    git_ref: str | None = None
 
     def identity(self) -> dict[str, str | bool]:
         """Read the identity that the sandboxes get, with the host's git."""
@@ -89,7 +93,7 @@ class Creation:
             yield
 
     async def create(
-        self, wanted: Wanted, progress: Progress, bounds: Bounds = NO_BOUNDS
+        self, wanted: WantedSandboxes, progress: Progress, bounds: Bounds = NO_BOUNDS
     ) -> list[SandboxRecord]:
         """Create the wanted sandboxes, ready, over one base; fewer when the client hangs up, which then gets
         no answer.
@@ -152,7 +156,7 @@ class Creation:
             )
 
     async def _create(
-        self, wanted: Wanted, batch: _Batch, progress: Progress, bounds: Bounds
+        self, wanted: WantedSandboxes, batch: _Batch, progress: Progress, bounds: Bounds
     ) -> list[SandboxRecord]:
         manager = self.manager
         image, workspace, count, caller_path = (
@@ -183,6 +187,8 @@ class Creation:
                     special_files=manager.config.manager.base.special_files,
                     keeping=provider.keeping(),
                     check_idle=lambda: self._roll_back_killed(workspace),
+                    refusal=functools.partial(self._refusal, bounds),
+                    git_ref=wanted.git_ref,
                     progress=progress,
                 )
             )
@@ -230,6 +236,19 @@ class Creation:
                 progress("failed batch destroyed")
             raise
         return made
+
+    def _refusal(self, bounds: Bounds, folder: str, names_workspace: bool) -> str | None:
+        """Return the reason why a git directory outside of the workspace may not be copied. One that names
+        the workspace belongs to it, wherever it lies; objects that a file of the workspace names do not.
+        """
+        try:
+            if not names_workspace:
+                roots.check_root(folder, self.manager.config.manager.workspace_roots)
+            (bounds._replace(roots=None) if names_workspace else bounds).check(folder, "workspace_root")
+            base.check_workspace(folder, self.manager.own)
+        except OperationError as error:
+            return error.message
+        return None
 
     def _roll_back_killed(self, workspace: str) -> None:
         if "\0" not in workspace:

@@ -35,7 +35,7 @@ from eos_mcp.export import exported, recover, request
 from eos_mcp.export.operation import Exports, guards
 from eos_mcp.imports.importer import Importer, ImportRequest, checked_paths
 from eos_mcp.manager import browser_address, diagnose, fleet, prune, readable
-from eos_mcp.manager.create import Creation, Wanted
+from eos_mcp.manager.create import Creation, WantedSandboxes
 from eos_mcp.manager.hung_agents import Silence
 from eos_mcp.manager.metrics import Metrics
 from eos_mcp.providers import image_name
@@ -390,9 +390,9 @@ class Manager:
         count = arguments.count(args)
         caller_path = args.get("caller_path")
         path = caller_path if isinstance(caller_path, str) else os.environ.get("PATH", os.defpath)
-        wanted = Wanted(
-            image, workspace, count, path, arguments.choice(args, "git_identity", ("host", "none"))
-        )
+        git_ref = None if args.get("git_ref") is None else arguments.text(args, "git_ref", "create_sandbox")
+        identity = arguments.choice(args, "git_identity", ("host", "none"))
+        wanted = WantedSandboxes(image, workspace, count, path, identity, git_ref)
         records = await self.creation.create(wanted, progress, bounds.of_request(args))
         shown = [{**record.public(), "readable": readable.of(record)} for record in records]
         return shown[0] if count == 1 else {"sandboxes": shown}

@@ -18,6 +18,7 @@ import hashlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -25,6 +26,8 @@ from typing import NamedTuple
 from eos_agent.machine import private_dirs
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
 from eos_mcp.record.boot_id import boot_id
+from eos_mcp.workspace import checkout, git_directories
+from eos_mcp.workspace.git_directories import Borrowed, Refusal
 from eos_mcp.workspace.mount_points import mounts_below
 from eos_mcp.workspace.tree_index import (
     Index,
@@ -47,6 +50,9 @@ ROUNDS = 4
 """Number of rounds in which files that changed during the copy are copied again. After the last, the
 workspace counts as changing.
 """
+GIT_WAIT_S = 60.0
+"""Seconds for which the copy waits for a repository in which git works, such as a gc in the background."""
+GIT_PAUSE_S = 0.05
 COPY_THREADS = 2
 LARGE_BYTES = 256 * 1024
 """Files of at least this size are read and hashed in a thread; for smaller files, threads only wait for each
@@ -139,11 +145,16 @@ def prepare(
     special_files: str = "skip",
     keeping: Keeping = ALL,
     check_idle: Callable[[], None] = lambda: None,
+    refusal: Refusal = lambda _, __: None,
+    git_ref: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BaseTree:
-    """Copy `workspace` as it is now, or find the copy of the same content.
+    """Copy `workspace` as it is now, or find the copy of the same content. Git repositories outside that
+    belong to it come along (git_directories.py).
 
     Args:
+        refusal: as for `git_directories.complete`.
+        git_ref: check this commit out (checkout.py) in place of the directory's present state.
         keeping: the attributes that the store over the base can have, and their xattr namespace.
         check_idle: called before the copy and after it; raises OperationError while an export changes the
             workspace.
@@ -160,7 +171,9 @@ def prepare(
     """
     try:
         check_idle()
-        tree = _prepare(os.path.realpath(workspace), cache, special_files, keeping, progress)
+        tree = _prepare(
+            os.path.realpath(workspace), cache, special_files, keeping, refusal, git_ref, progress
+        )
         check_idle()
         return tree
     except private_dirs.NotPrivate as error:
@@ -191,11 +204,23 @@ def prepare(
 
 
 def _prepare(
-    workspace: str, cache: str, special_files: str, keeping: Keeping, progress: Callable[[str], None]
+    workspace: str,
+    cache: str,
+    special_files: str,
+    keeping: Keeping,
+    refusal: Refusal,
+    git_ref: str | None,
+    progress: Callable[[str], None],
 ) -> BaseTree:
     _make_cache(cache)
     index_path = index_of(workspace, cache)
-    listing = look(workspace)
+
+    def walk() -> Borrowed:
+        found = git_directories.complete(workspace, look(workspace), refusal)
+        return found if git_ref is None else checkout.repository_of(found, workspace, git_ref)
+
+    borrowed = walk()
+    listing = borrowed.listing
     if listing.special and special_files == "abort":
         shown = ", ".join(listing.special[:5])
         message = (
@@ -205,17 +230,17 @@ def _prepare(
         raise OperationError(
             OPERATION_FAILED, message, {"special": list(listing.special[:50])}, reason="special_files"
         )
-    index = load_index(index_path)
+    index = load_index(index_path) if git_ref is None else None  # git writes into the copy: it has no links
     if index is not None and index.varies and index.keeping != keeping:
         index = None
-    mounted = _mounted(workspace, listing)
+    mounted = _mounted(workspace, listing) if git_ref is None else ()
     if index is not None and unchanged(index, listing) and usable(cache, index.root_hash):
         return BaseTree(
             os.path.join(cache, index.root_hash, "base"),
             index.root_hash,
             True,
             index.size_bytes,
-            (*mounted, *_left_out(listing), *index.warnings),
+            (*borrowed.warnings, *mounted, *_left_out(listing), *index.warnings),
         )
     progress(f"copying {len(listing.entries)} entries of {workspace}")
     staging = os.path.join(cache, f".building-{os.getpid()}-{os.urandom(4).hex()}")
@@ -229,53 +254,81 @@ def _prepare(
             os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index is not None and linked else None
         )
         copy = _BaseCopy(workspace, target, keeping, index, previous)
-        for _ in range(ROUNDS):
-            copy.bring_to(listing)
-            again = look(workspace)
-            if not copy.unstable and again.entries == listing.entries:
+        rounds, until = 0, 0.0
+        while True:
+            copy.bring_to(borrowed)
+            again = walk()
+            changed = copy.unstable | _changed(listing, again.listing)
+            borrowed, listing = again, again.listing
+            if not changed:
                 break
-            listing = again
-        else:
-            shown = ", ".join(sorted(copy.unstable)[:5])
+            rounds += 1
+            if rounds < ROUNDS:
+                continue
+            until = until or time.monotonic() + GIT_WAIT_S
+            if all(map(_is_gits, changed)) and time.monotonic() < until:
+                progress(f"git works in {workspace}, waiting for it: {min(changed)}")
+                time.sleep(min(GIT_PAUSE_S * (rounds - ROUNDS + 1), 1))
+                continue
+            shown = ", ".join(sorted(changed)[:5])
             message = (
                 f"workspace preparation failed: files keep changing during the copy: special=0 [] "
-                f"unstable={len(copy.unstable)} [{shown}]"
+                f"unstable={len(changed)} [{shown}]"
             )
             raise OperationError(
                 OPERATION_FAILED,
                 message,
-                {"unstable": sorted(copy.unstable)[:50], "retryable": True},
+                {"unstable": sorted(changed)[:50], "retryable": True},
                 reason="workspace_changing",
             )
         copy.finish_directories(listing)
         warnings = copy.warnings()
+        if git_ref is not None:
+            progress(f"checking out {git_ref}")
+            made = checkout.check_out(target, workspace, git_ref)
+            size = sum(s[1] for s in look(target).entries.values() if stat.S_ISREG(s[0]))
+            root_hash = tree_hash(target)
+            reused = _store(staging, cache, root_hash)
+            path = os.path.join(cache, root_hash, "base")
+            return BaseTree(path, root_hash, reused, size, (*made.warnings, *borrowed.warnings, *warnings))
         size = sum(entry[1] for entry in listing.entries.values() if stat.S_ISREG(entry[0]))
+        tails = borrowed.tails
         entries_of = (
-            (path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items()
+            (path, entry[0], entry[1] + (len(tails[path]) if path in tails else 0), copy.content[path])
+            for path, entry in listing.entries.items()
         )
         root_hash = root_hash_of(entries_of, copy.xattrs)
-        path = os.path.join(cache, root_hash)
-        reused = usable(cache, root_hash)
-        if not reused:
-            fsync.write_new(os.path.join(staging, "boot"), boot_id().encode(), mode=0o600, sync=False)
-            try:
-                os.rename(staging, path)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                reused = True
-            else:
-                threading.Thread(target=_make_durable, args=(path,), name="base-durable", daemon=True).start()
+        reused = _store(staging, cache, root_hash)
         entries = {path_: (entry, copy.content[path_]) for path_, entry in listing.entries.items()}
         save_index(
             index_path,
             Index(root_hash, listing.looked_ns, size, warnings, entries, copy.xattrs, keeping, copy.varies),
         )
         return BaseTree(
-            os.path.join(path, "base"), root_hash, reused, size, (*mounted, *_left_out(listing), *warnings)
+            os.path.join(cache, root_hash, "base"),
+            root_hash,
+            reused,
+            size,
+            (*borrowed.warnings, *mounted, *_left_out(listing), *warnings),
         )
     finally:
         fsync.remove_tree(staging)
+
+
+def _store(staging: str, cache: str, root_hash: str) -> bool:
+    """Give a complete copy its name in the cache; True: the cache had one of this content."""
+    if usable(cache, root_hash):
+        return True
+    path = os.path.join(cache, root_hash)
+    fsync.write_new(os.path.join(staging, "boot"), boot_id().encode(), mode=0o600, sync=False)
+    try:
+        os.rename(staging, path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return True
+    threading.Thread(target=_make_durable, args=(path,), name="base-durable", daemon=True).start()
+    return False
 
 
 def _make_cache(cache: str) -> None:
@@ -299,6 +352,24 @@ def _make_cache(cache: str) -> None:
             for mark in ("durable", "boot"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(path, mark))
+
+
+def _changed(before: Listing, after: Listing) -> set[str]:
+    """List the paths that differ between two walks. Times of directories of git do not count: a temporary
+    file, which no walk shows, changes them.
+    """
+    if before.entries == after.entries:
+        return set()
+    found = before.entries.keys() ^ after.entries.keys()
+    for path, entry in before.entries.items():
+        now = after.entries.get(path, entry)
+        if now != entry and not (stat.S_ISDIR(entry[0]) and _is_gits(path) and now[0] == entry[0]):
+            found.add(path)
+    return found
+
+
+def _is_gits(path: str) -> bool:
+    return "/.git/" in f"/{path}/"
 
 
 def _left_out(listing: Listing) -> tuple[str, ...]:
@@ -371,11 +442,13 @@ class _BaseCopy:
         self._lost: dict[str, dict[str, None]] = {}
         self.unstable: set[str] = set()
         self._done: dict[str, Stat] = {}
+        self._borrowed: Borrowed
         self._index = index
         self._previous = previous if previous is not None and os.path.isdir(previous) else None
 
-    def bring_to(self, listing: Listing) -> None:
-        """Make the copy equal to `listing`; files that are equal already are not touched."""
+    def bring_to(self, borrowed: Borrowed) -> None:
+        """Make the copy equal to a walk; files that are equal already are not touched."""
+        listing, self._borrowed = borrowed.listing, borrowed
         self.unstable = set()
         for path in sorted(self._done.keys() - listing.entries.keys(), reverse=True):  # deeper entries first
             self._drop(path)
@@ -454,7 +527,7 @@ class _BaseCopy:
     def _look_at_directory(self, path: str) -> None:
         self._of_directories.pop(path, None)
         try:
-            found = base_xattrs.read(os.path.join(self.workspace, path) if path else self.workspace)
+            found = base_xattrs.read(self._borrowed.source(self.workspace, path))
         except FileNotFoundError:
             return
         if found:
@@ -501,7 +574,7 @@ class _BaseCopy:
 
     def _link_or_gone(self, path: str, entry: Stat) -> None:
         try:
-            target = os.readlink(os.path.join(self.workspace, path))
+            target = os.readlink(self._borrowed.source(self.workspace, path))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ENOTDIR):
                 raise
@@ -546,7 +619,8 @@ class _BaseCopy:
         """
         try:
             source = os.open(
-                os.path.join(self.workspace, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                self._borrowed.source(self.workspace, path),
+                os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
             )
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
@@ -571,6 +645,10 @@ class _BaseCopy:
                     digest.skip(entry[1] - size)
                     size = entry[1]
                     os.ftruncate(target, size)
+                if (tail := self._borrowed.tails.get(path)) is not None:
+                    digest.update(tail)
+                    os.lseek(target, 0, os.SEEK_END)
+                    fsync.write_all(target, tail)
                 found = base_xattrs.read(source)
                 after = os.fstat(source)
                 if (

@@ -77,6 +77,7 @@ def run(
             env={**environment(), **(more or {})},
             timeout=timeout_s,
             check=False,
+            umask=0o022,
         )
     except subprocess.TimeoutExpired:
         raise GitFailed(f"git {words[0]} in {folder} gave no answer within {timeout_s:g} s") from None

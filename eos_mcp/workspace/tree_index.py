@@ -19,6 +19,7 @@ from layerstack.kernel import base_xattrs, fsync
 from layerstack.kernel.base_entry import base_entry
 from layerstack.kernel.base_xattrs import Keeping
 from layerstack.kernel.content import digest_at
+from layerstack.model import git_temporary
 
 INDEX_FORMAT = 3
 RACY_NS = 100_000_000
@@ -66,9 +67,11 @@ class Listing(NamedTuple):
     """Entries with the name of an export's staging, at any depth; their contents were not read."""
 
 
-def look(workspace: str) -> Listing:
+def look(workspace: str, *, git: bool = False) -> Listing:
     """Call lstat(2) on `workspace` and every entry below it; entries that vanish during the walk are left
-    out.
+    out, and so are locks and temporary files of git (`layerstack.model.git_temporary`) in a `.git`.
+
+    git: `workspace` is itself a git directory.
     """
     looked = time.time_ns()
     root = os.stat(workspace)
@@ -84,8 +87,11 @@ def look(workspace: str) -> Listing:
         except (FileNotFoundError, NotADirectoryError):
             continue
         lead = prefix + "/" if prefix else ""
+        in_git = git or "/.git/" in f"/{lead}"
         with found:
             for entry in found:
+                if in_git and git_temporary.may_be(entry.name) and _left_by_git(entry, lead):
+                    continue
                 if entry.name.startswith(_STAGING):
                     staging.append(lead + entry.name)
                     continue
@@ -102,6 +108,12 @@ def look(workspace: str) -> Listing:
                 else:
                     special.append(path)
     return Listing(looked, entries, tuple(sorted(special)), tuple(sorted(staging)))
+
+
+def _left_by_git(entry: os.DirEntry[str], lead: str) -> bool:
+    """Tell whether an entry of a git directory is a lock or temporary file; `lead` is the path up to it."""
+    below = f"/{lead}{entry.name}".rpartition("/.git/")[2].lstrip("/")
+    return git_temporary.is_temporary(below, directory=entry.is_dir(follow_symlinks=False))
 
 
 def root_hash_of(entries: Iterable[tuple[str, int, int, str]], xattrs: Mapping[str, str] = {}) -> str:

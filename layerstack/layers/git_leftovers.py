@@ -1,12 +1,11 @@
 """Files that a killed git leaves in its own directory: locks that block every later git, and objects without
 a name.
 
-They are recognised by name, and only inside a git directory: `.git`, or a directory that git itself takes for
-one (a bare repository, the directory of a submodule). A work tree inside of one is outside again, so that its
-`Cargo.lock` is an ordinary file. A capture leaves out those that the session made: the process that held them
-has ended. Those of the base stay.
-Source: git-gc(1), git-prune(1); git's `is_git_directory` (setup.c), `remove_temporary_files` (prune.c),
-lockfile.h.
+They are recognised by name (`layerstack.model.git_temporary`), and only inside a git directory: `.git`, or a
+directory that git itself takes for one (a bare repository, the directory of a submodule). A work tree inside
+of one is outside again, so that its `Cargo.lock` is an ordinary file. A capture leaves out those that the
+session made: the process that held them has ended. Those of the base stay.
+Source: git's `is_git_directory` (setup.c).
 """
 
 from __future__ import annotations
@@ -15,51 +14,23 @@ import re
 from collections.abc import Callable
 
 from layerstack.layers.chain import Chain
+from layerstack.model.git_temporary import is_temporary
+from layerstack.model.git_temporary import may_be as may_be
 from layerstack.model.paths import join
 from layerstack.model.paths import parent as parent_of
 from layerstack.tree.disk import Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT, State
 
 GIT = ".git"
-_LOCK, _GC_PID = ".lock", "gc.pid"
-_OBJECTS = "objects/"
-_TEMPORARY = ("tmp_", ".tmp-")
 _HEAD = re.compile(rb"ref:\s*refs/|[0-9a-f]{40}")
 _HEAD_BYTES = 256
-_GITS_OWN = frozenset(
-    (
-        "refs",
-        "logs",
-        "info",
-        "objects",
-        "reftable",
-        "worktrees",
-        "modules",
-        "sequencer",
-        "rebase-merge",
-        "rebase-apply",
-        "svn",
-    )
-)
-"""Directories of a git directory in which git takes locks. Others, such as `hooks`, `lfs`, `annex`, contain
-files of people and other programs.
-"""
 KNOWN_MAX = 10_000
 """Directories for which is remembered whether they are in a git directory."""
 
 
-def may_be(name: str) -> bool:
-    """Check whether an entry of that name needs a closer check; nearly none does."""
-    return name.endswith(_LOCK) or name.startswith(_TEMPORARY) or name == _GC_PID
-
-
 def is_named_so(path: str, kind: str) -> bool:
     """Check whether git makes such an entry temporarily; `path` begins at the git directory."""
-    name = path.rpartition("/")[2]
-    if path.startswith(_OBJECTS) and name.startswith(_TEMPORARY):
-        return kind in (FILE, DIRECTORY)
-    top, below, _ = path.partition("/")
-    return kind == FILE and ((name.endswith(_LOCK) and (not below or top in _GITS_OWN)) or path == _GC_PID)
+    return kind in (FILE, DIRECTORY) and is_temporary(path, directory=kind == DIRECTORY)
 
 
 class GitDirectories:

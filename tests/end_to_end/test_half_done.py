@@ -28,10 +28,7 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
         "for n in $(seq 2000); do printf 'blob\\nmark :%s\\ndata 5\\n%05d\\n' $n $n; done | git -c "
         "fastimport.unpackLimit=5000 fast-import --quiet"
     )
-    made = sandbox.shell(
-        f"git init -q -b main; git add .; {GIT} -c gc.auto=0 commit -qm first; "
-        f"{objects}"
-    )
+    made = sandbox.shell(f"git init -q -b main; git add .; {GIT} -c gc.auto=0 commit -qm first; {objects}")
     assert made["exit_code"] == 0, made
     session = sandbox.session()
     editing = f"echo more >> a.txt; GIT_EDITOR='echo > begun; sleep 60 #' {GIT} commit -a"
@@ -56,7 +53,7 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
     left = [row["path"] for row in second["publish"].get("dropped", [])]
     assert all(half_done.fullmatch(path) for path in left), left
     look = (
-        f"find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git {automatic} gc --auto >/dev/null 2>&1; ls "
-        ".git/objects/pack | grep -c 'pack$'; git log --format=%s"
+        f"find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git {automatic} gc --auto "
+        ">/dev/null 2>&1; ls .git/objects/pack | grep -c 'pack$'; git log --format=%s"
     )
     assert sandbox.shell(look)["output"].split() == ["1", "second", "first"]

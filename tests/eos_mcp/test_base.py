@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eos_agent.wire.protocol import OperationError
-from eos_mcp.workspace import base, tree_index
+from eos_mcp.workspace import base, git_directories, tree_index
 from layerstack.kernel import fsync
 from tests import in_namespace
 
@@ -278,7 +278,7 @@ def test_a_directory_with_much_in_it_that_goes_during_the_copy_is_taken_out_agai
     real = base._BaseCopy.bring_to
     gone: list[bool] = []
 
-    def bring_to(self: base._BaseCopy, listing: tree_index.Listing) -> None:
+    def bring_to(self: base._BaseCopy, listing: git_directories.Borrowed) -> None:
         real(self, listing)
         if not gone:
             gone.append(True)
