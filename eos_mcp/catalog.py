@@ -407,7 +407,7 @@ MANAGER: tuple[Operation, ...] = (
                 "on_conflict",
                 "string",
                 help="Paths that dest changed too; default fail.",
-                choices=("fail", "keep", "overwrite"),
+                choices=("fail", "keep", "merge", "overwrite"),
             ),
             Argument(
                 "ignored",

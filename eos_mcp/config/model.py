@@ -70,7 +70,7 @@ class Export(Section):
     max_apply_entries: Positive = 1_000_000
     directory_mode: Literal["carried", "0700"] = "carried"
     git: Literal["auto", "include", "exclude"] = "auto"
-    on_conflict: Literal["fail", "overwrite", "keep"] = "fail"
+    on_conflict: Literal["fail", "overwrite", "keep", "merge"] = "fail"
     allow_unsafe: bool = False
     skip_unsafe: bool = False
     ignored: Literal["include", "exclude"] = "include"

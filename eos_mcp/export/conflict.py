@@ -90,6 +90,25 @@ class Conflicts:
             self._note(path, differs, path)
         return bool(differs)
 
+    def is_edited(self, header: pax.Header, found: os.stat_result, head: Fact) -> bool:
+        """Tell whether the user edited the file at the path of an entry, which is a file too; notes
+        nothing.
+        """
+        return self._non_directory(header.path, found, header, head) == "edited"
+
+    def written_at(self, path: bytes) -> Fact | None:
+        """Return the entry that the last export or import left at a path; None if none touched it."""
+        return None if self.record is None else self.record.finished(path)
+
+    def digest_in_base(self, path: bytes) -> bytes | None:
+        """Return the digest of a file of the base that this machine has no copy of."""
+        found = self.base_facts.get(path) if self.base_facts is not None else []
+        return found[0].digest if found and found[0].letter == FILE else None
+
+    def note_mode(self, path: bytes) -> None:
+        """Note a file or directory whose mode the user and the sandbox changed in two ways."""
+        self._note(path, "mode", path)
+
     def below(self, path: bytes, *, of: bytes) -> int:
         """Note the user's changes at `path` and below; return their number."""
         count = 0
@@ -131,7 +150,7 @@ class Conflicts:
         Raises:
             OperationError: operation_failed, export_conflict.
         """
-        if not self.count or self.rules.on_conflict != "fail":
+        if not self.count or self.rules.on_conflict not in ("fail", "merge"):
             return
         first = ", ".join(f"{row['path']} ({row['differs']})" for row in self.found[:5])
         more = f", and {self.count - 5} more" if self.count > 5 else ""

@@ -11,6 +11,7 @@ import errno
 import os
 import shlex
 import stat
+import time
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from eos_mcp.export.guard import ExportGuard
 from eos_mcp.export.hard_links import Names, copied, is_shared
 from eos_mcp.export.incoming_file import IncomingFile
 from eos_mcp.export.left_out import UNSAFE
+from eos_mcp.export.merge_edited import EditedFiles, MergedFile
 from eos_mcp.export.names import NAMED_MAX, reserved
 from eos_mcp.export.owner import Owners
 from eos_mcp.export.request import ExportRequest
@@ -62,6 +64,7 @@ class Receiver:
         self.guard = guard
         self.hygiene = self.guard.hygiene_of(stream)
         self.stripped = Stripped(keep=request.keep_setuid)
+        self._edited = EditedFiles(guard.conflicts, guard.copy, request.content_of)
         self.times = times.Times(target, keep=request.rules.times == "keep")
         self._names = Names()
         self.owners = Owners(target, None if stage is None else stage.home)
@@ -151,6 +154,7 @@ class Receiver:
             out["live_workspace_sessions"] = header["live_workspace_sessions"]
         out.update(self.hygiene.to_json())
         out.update(self.stripped.to_json())
+        out.update(self._edited.to_json())
         out.update(self.owners.to_json())
         out.update(self._left_out.to_json())
         out.update(self.stream.ignored_json(self.guard.rules.ignored))
@@ -316,7 +320,7 @@ class Receiver:
     def _directory(self, n: int, header: pax.Header) -> None:
         old = self._old(header.path)
         if old is not None and stat.S_ISDIR(old.st_mode):
-            header = self.guard.closed(header, old)
+            header = self._edited.with_mode(self.guard.closed(header, old), old)
         mode = header.mode if self.carried else 0o700
         if old is not None and stat.S_ISDIR(old.st_mode):
             self._watch(header.path, old)
@@ -474,7 +478,7 @@ class Receiver:
     def _new(self, n: int, path: bytes) -> int:
         return os.open(
             b"new/%d" % n,
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
             0o600,
             dir_fd=self._place(path).fd,
         )
@@ -493,16 +497,25 @@ class Receiver:
         old = self._old(header.path)
         if old is not None:
             header = self.guard.closed(header, old)
+            if stat.S_ISREG(old.st_mode):
+                header = self._edited.with_mode(header, old)
         judged = bytearray() if self.hygiene.judges(header) else None
-        create = None if self.stage is None else lambda: self._new(n, header.path)
+        scratch = self._edited.scratch(header, old)
+        create = scratch if self.stage is None else lambda: self._new(n, header.path)
         with IncomingFile(header.length, self._comparable(header, old), create, judged) as incoming:
             incoming.receive(self.stream.pieces())
             if incoming.equal_fd is not None:
                 self._unchanged(n, header, received, os.fstat(incoming.equal_fd))
                 return
+            if self._edited.active and old is not None:
+                self._see(n, header.path)  # before it is read
+                merged = self._edited.merge(header, old, incoming.fd, self.target)
+                if merged is not None:
+                    self._merged(n, header, received, old, incoming.fd, merged)
+                    return
             content = None if judged is None else bytes(judged)
             stays = self._skips(header, content) or self._stays(n, header, old)
-            self._complete(incoming.fd, header, old, stays=stays)
+            self._complete(None if self.stage is None else incoming.fd, header, old, stays=stays)
         if stays:
             self._passed(header)
             return
@@ -513,6 +526,39 @@ class Receiver:
         self.staged_files += 1
         self._add(Step(b"f", True, header.mode, None, header.path, header.length, header.mtime_ns))
         self.times.written(n, header)
+        self._done(header, content, writes=True)
+
+    def _merged(
+        self,
+        n: int,
+        header: pax.Header,
+        received: pax.Header,
+        old: os.stat_result,
+        fd: int | None,
+        merged: MergedFile,
+    ) -> None:
+        """Stage the merge of a file that the user edited. Its record is the sandbox's file, and its time is
+        not that of the record: for the next export and import it is edited still.
+        """
+        content = merged.content if self.hygiene.judges(header) else None
+        staged = None if self.stage is None else fd
+        stays = self._skips(header, content) or merged.is_users
+        if staged is not None and not stays:
+            os.ftruncate(staged, 0)
+            os.lseek(staged, 0, os.SEEK_SET)
+            write_all(staged, merged.content)
+        size, now_ns = len(merged.content), time.time_ns()
+        self._complete(staged, header._replace(mtime_ns=now_ns), old, stays=stays)
+        if stays:
+            self._passed(header)
+            return
+        self._edited.note(header.path)
+        self._note("write", header.path, size)
+        self.stripped.note(received, header.mode)
+        self.counts["files_written"] += 1
+        self.counts["bytes_written"] += size
+        self.staged_files += 1
+        self._add(Step(b"f", True, header.mode, None, header.path, size, now_ns))
         self._done(header, content, writes=True)
 
     def _comparable(self, header: pax.Header, old: os.stat_result | None) -> int | None:

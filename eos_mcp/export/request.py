@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,9 @@ from eos_mcp.config.model import Export
 from eos_mcp.export.rules import REFERENCE, ExportRules, chosen
 from eos_mcp.requests import arguments, bounds
 from eos_mcp.requests.bounds import Bounds
+
+ContentOf = Callable[[bytes, bytes], bytes | None]
+"""(path, digest) -> the content of a file, if it is stored."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class ExportRequest:
     """Bounds that are checked against the resolved destination right before it is opened. None: no bounds."""
     pinned: bool = False
     """True: `dest` was resolved when the call began; if it now leads elsewhere, the export is refused."""
+
+    content_of: ContentOf | None = None
+    """Earlier content of a destination's file, the base of a merge; called in the thread of the export."""
 
     def at(self, place: str) -> ExportRequest:
         """Return the request with its destination resolved."""

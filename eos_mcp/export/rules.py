@@ -9,7 +9,7 @@ from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 from eos_mcp.config.model import Export
 from eos_mcp.requests import arguments
 
-ON_CONFLICT = ("fail", "overwrite", "keep")
+ON_CONFLICT = ("fail", "overwrite", "keep", "merge")
 TIMES = ("fresh", "keep")
 IGNORED = ("include", "exclude")
 
@@ -22,6 +22,7 @@ class ExportRules(NamedTuple):
     git: str = "include"
     """`auto`: not into a repository; `include`; `exclude`."""
     on_conflict: str = "overwrite"
+    """`merge`: files that the user edited are merged, as far as they merge; the rest as with `fail`."""
     allow_unsafe: bool = True
     workspace: str | None = None
     """The directory of which the sandbox has a copy."""

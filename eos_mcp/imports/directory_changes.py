@@ -65,7 +65,8 @@ class DirectoryChanges:
         self.kept: list[str] = []
         """Files with kept content that this import wrote."""
         self._sent: set[str] = set()
-        self._racy: set[str] = set()
+        self.racy: set[str] = set()
+        """Files that changed so shortly before they were read that a later change may have the same times."""
         self._whiteouts: set[str] = set()
         """Deleted paths whose row was sent; it stands for all below them."""
         self._base_sent: set[str] = set()
@@ -77,7 +78,7 @@ class DirectoryChanges:
         may have the same times is read again by the next import.
         """
         return {
-            path: made._replace(stat=None) if made is not None and path in self._racy else made
+            path: made._replace(stat=None) if made is not None and path in self.racy else made
             for path, made in self.new.items()
         }
 
@@ -205,10 +206,10 @@ class DirectoryChanges:
     def _read(self, path: str, entry: Stat, looked_ns: int) -> Iterator[tuple[Row, int]]:
         where = os.path.join(self.workspace, path)
         kind, mode = kind_of(entry[0]), stat.S_IMODE(entry[0])
-        self._racy.discard(path)
+        self.racy.discard(path)
         if kind == FILE:
             if racy(entry, looked_ns):
-                self._racy.add(path)
+                self.racy.add(path)
             yield from self._file(path, where, entry)
             return
         target = os.readlink(where) if kind == LINK else ""

@@ -1,5 +1,6 @@
-"""Take into the record of a copy what exports wrote to the workspace directory: it is not the person's
-change, and the base of the next merge.
+"""What exports wrote to the workspace directory is not the person's change, and is the base of the next
+import; what an import brought in is not lost by the next export, and is its base. So the record of a copy and
+that of exports take each other's entries.
 """
 
 from __future__ import annotations
@@ -9,11 +10,23 @@ import os
 import time
 from typing import Any
 
-from eos_mcp.export.facts import DIRECTORY, FILE, LINK, NOTHING, DestinationRecord, place_of
+from eos_mcp.export.dirfd import DirTree
+from eos_mcp.export.facts import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    NOTHING,
+    DestinationRecord,
+    Fact,
+    in_range,
+    place_of,
+)
+from eos_mcp.export.identity import identity_of
 from eos_mcp.imports.copied import DIRECTORY as COPIED_DIRECTORY
 from eos_mcp.imports.copied import FILE as COPIED_FILE
 from eos_mcp.imports.copied import LINK as COPIED_LINK
 from eos_mcp.imports.copied import STORED, UNREAD, CopiedEntry, CopiedRecord, kind_of
+from eos_mcp.imports.directory_changes import DirectoryChanges
 from eos_mcp.workspace.tree_index import racy
 from layerstack.kernel import base_xattrs
 from layerstack.kernel.base_xattrs import Keeping
@@ -33,14 +46,18 @@ def absorb(record: CopiedRecord, exports: str, sandbox_id: str, workspace: str, 
         return 0
     facts = DestinationRecord(place)
     try:
-        rows = [row for row in facts.rows() if record.seen.get(os.fsdecode(row[0])) != _text(row)]
+        rows = [
+            row
+            for row in facts.rows()
+            if _text(*row[1:]) not in record.seen.get(os.fsdecode(row[0]), "").split()
+        ]
         known = {os.fsdecode(row[0]) for row in facts.rows()} if rows else set[str]()
     finally:
         facts.close()
     hiding: list[str] = []
     for row in rows:
         path, letter = os.fsdecode(row[0]), row[1]
-        record.seen[path] = _text(row)
+        record.seen[path] = _text(*row[1:])
         record.changed[path] = None if letter == NOTHING else _entry(workspace, path, row, keeping)
         if letter != DIRECTORY:
             hiding.append(path)
@@ -48,8 +65,52 @@ def absorb(record: CopiedRecord, exports: str, sandbox_id: str, workspace: str, 
     return len(rows)
 
 
-def _text(row: tuple[Any, ...]) -> str:
-    _, letter, size, mtime_ns, digest = row
+def facts_of(changes: DirectoryChanges) -> dict[str, Fact]:
+    """Return the facts that the changes of an import are for later exports, by path."""
+    found: dict[str, Fact] = {}
+    for path in changes.changes:
+        made = changes.new[path]
+        if made is None:
+            found[path] = Fact(NOTHING)
+        elif made.kind == COPIED_FILE:
+            mtime_ns = made.stat[2] if made.stat is not None and path not in changes.racy else 0
+            found[path] = Fact(FILE, made.size, mtime_ns, bytes.fromhex(made.content))
+        elif made.kind == COPIED_LINK:
+            found[path] = Fact(LINK, digest=hashlib.sha256(os.fsencode(made.content)).digest())
+        else:
+            found[path] = Fact(DIRECTORY)
+    return found
+
+
+def will_see(record: CopiedRecord, coming: dict[str, Fact]) -> None:
+    """Let `absorb` pass over the facts of an import, and over those that they replace: after a kill the
+    record of exports has either.
+    """
+    for path, fact in coming.items():
+        before = record.seen.get(path, "").split()[-1:]
+        record.seen[path] = " ".join([*before, _text(*fact)])
+
+
+def note_import(coming: dict[str, Fact], exports: str, sandbox_id: str, workspace: str) -> None:
+    """Record the facts of an import that was published.
+
+    Raises:
+        RecordFull, OperationError, OSError: the next export takes what was imported for edited.
+    """
+    rows = [(os.fsencode(path), f.letter, *in_range(f), f.digest) for path, f in coming.items()]
+    facts = DestinationRecord(place_of(exports, sandbox_id, workspace))
+    try:
+        tree = DirTree(workspace)
+        try:
+            facts.begin(rows, fresh=False)
+            facts.finish(identity_of(tree), workspace)
+        finally:
+            tree.close()
+    finally:
+        facts.close()
+
+
+def _text(letter: str, size: int, mtime_ns: int, digest: bytes) -> str:
     return f"{letter}:{size}:{mtime_ns}:{digest.hex()}"
 
 

@@ -7,6 +7,8 @@ that is killed in between asks the agent afterwards.
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,8 @@ from eos_agent.wire.protocol import (
     is_error,
 )
 from eos_mcp.agent_client.pool import AgentPool
+from eos_mcp.export.facts import Fact, RecordFull
+from eos_mcp.export.request import ContentOf
 from eos_mcp.imports import copied, exported_facts
 from eos_mcp.imports.copied import CopiedRecord
 from eos_mcp.imports.directory_changes import DirectoryChanges, Row
@@ -31,6 +35,7 @@ from layerstack.kernel.base_xattrs import Keeping
 OP = "import_tree"
 ROUNDS = 5
 """Most rounds in which paths that changed while they were read are read again."""
+ASK_CONTENT_S = 150.0
 LISTED_MAX = 200
 NAMED_MAX = 50
 
@@ -76,6 +81,30 @@ class Importer:
     def forget(self, sandbox_id: str) -> None:
         """Remove the record of a sandbox that is gone."""
         copied.forget(self.records, sandbox_id)
+
+    def content_of(self, sandbox_id: str, request_id: str) -> ContentOf:
+        """Return a function for threads, on this event loop's gateway: content that an import kept, or that a
+        layer of the sandbox has.
+        """
+        loop = asyncio.get_running_loop()
+        folder = os.path.join(copied.folder_of(self.records, sandbox_id), "content")
+
+        def content(path: bytes, digest: bytes) -> bytes | None:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                open(os.path.join(folder, digest.hex()), "rb") as file,
+            ):
+                return file.read()
+            args = {"path": base64.b64encode(path).decode(), "digest": base64.b64encode(digest).decode()}
+            ask = _Asking(self.forwarder, sandbox_id, request_id)
+            try:
+                asked = asyncio.run_coroutine_threadsafe(ask.step("content", args), loop)
+                data = asked.result(ASK_CONTENT_S)["data"]
+            except (OperationError, TimeoutError):
+                return None  # the file is then a conflict
+            return None if data is None else base64.b64decode(data)
+
+        return content
 
     def note_export(self, request: ImportRequest) -> None:
         """Take into the record what an export to the workspace wrote; the next import would do it too, but
@@ -186,7 +215,8 @@ class Importer:
         if request.dry_run:
             return await ask.step("preview", timeout_s=None)
         published_as = f"{request_id[:200]}:{os.urandom(6).hex()}"
-        await self._run(_save, record, changes, published_as)
+        coming = exported_facts.facts_of(changes)
+        await self._run(_save, record, changes, published_as, coming)
         try:
             done = await ask.step(
                 "publish", {"agent": request.agent}, request_id=published_as, timeout_s=None
@@ -200,6 +230,10 @@ class Importer:
                 )
             raise
         await self._run(copied.accept_pending, record)
+        with contextlib.suppress(OSError, OperationError, RecordFull):
+            await self._run(
+                exported_facts.note_import, coming, self.exports, request.sandbox_id, request.workspace
+            )
         return {"no_op": done["publish"]["no_op"], **done}
 
 
@@ -228,7 +262,7 @@ class _Asking:
             OperationError: the agent's error, or the forwarder's; agent_too_old.
         """
         args: dict[str, Any] = {"step": name, **(more or {})}
-        if name not in ("open", "find"):
+        if name not in ("open", "find", "content"):
             if not self._import_id:
                 self._import_id = (await self.step("open"))["import_id"]
             args["import_id"] = self._import_id
@@ -260,10 +294,20 @@ def _next(batches: Iterator[list[Row]]) -> list[Row] | None:
     return next(batches, None)
 
 
-def _save(record: CopiedRecord, changes: DirectoryChanges, published_as: str | None) -> None:
-    """Record the entries that were read; with an id only once that request is published."""
-    before = dict(record.changed)
+def _save(
+    record: CopiedRecord,
+    changes: DirectoryChanges,
+    published_as: str | None,
+    coming: dict[str, Fact] | None = None,
+) -> None:
+    """Record the entries that were read; with an id only once that request is published.
+
+    Args:
+        coming: the facts that the record of exports will get.
+    """
+    before, seen = dict(record.changed), dict(record.seen)
     record.changed.update(changes.settled())
+    exported_facts.will_see(record, coming or {})
     if changes.kept:
         folder = os.path.join(record.folder, "content")
         fsync.sync_files(folder, changes.kept, [folder])
@@ -271,7 +315,7 @@ def _save(record: CopiedRecord, changes: DirectoryChanges, published_as: str | N
         record.write("copied.json")
         return
     record.write("next.json", published_as)
-    record.changed = before
+    record.changed, record.seen = before, seen
 
 
 def _clean(record: CopiedRecord) -> None:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from eos_agent.machine import neighbours, private_dirs
@@ -631,6 +632,8 @@ class Manager:
         record = self.registry.get(wanted.sandbox_id)
         if (shared := record.shared_base) is not None:
             wanted = wanted.over(os.path.join(self.bases, shared.root_hash, "base", base.BASE_LAYER))
+        if wanted.rules.on_conflict == "merge":
+            wanted = replace(wanted, content_of=self.imports.content_of(record.id, request_id))
         async with self.exports.alone(record.id):
             result = await self.exports.run(wanted, record.workspace_root, request_id, progress)
             incoming = self._import_request(record)

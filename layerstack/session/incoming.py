@@ -61,6 +61,26 @@ class IncomingEntry(NamedTuple):
     """Another path of these entries with the same inode."""
 
 
+def stored_file(stack: Stack, path: str, digest: bytes, size: int | None = None) -> State | None:
+    """Find a file with this content at a path, in any layer of the store or in the base. Without a lease: its
+    layer may be removed after a squash.
+    """
+    with stack.reading() as snapshot:
+        chain = snapshot.chain
+        for layer in (*chain.path_index.listing(path), chain.base):
+            record = layer.get(path)
+            if record is None or record.kind != FILE:
+                continue
+            try:
+                state = layer.tree.state(path)
+                fits = state.kind == FILE and size in (None, state.size)
+                if fits and state.digest() == digest:
+                    return state
+            except FileNotFoundError:  # a squash removed the layer
+                continue
+    return None
+
+
 class Incoming:
     """The two trees of one import, in staging until `discard`. One caller at a time."""
 
@@ -215,7 +235,8 @@ class Incoming:
         """Make a file with content that the store has at this path, in any of its layers; content that no
         layer has any more is replaced by bytes that equal no file.
         """
-        found = self._find(entry)
+        assert entry.digest is not None
+        found = stored_file(self._stack, entry.path, entry.digest, entry.size)
         if found is None:
             with open(
                 os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
@@ -226,21 +247,6 @@ class Incoming:
         write_copy(full, found)
         if entry.mode is not None or entry.xattrs is not None:
             self._attributes(side, entry, full)
-
-    def _find(self, entry: IncomingEntry) -> State | None:
-        with self._stack.reading() as snapshot:
-            chain = snapshot.chain
-            for layer in (*chain.path_index.listing(entry.path), chain.base):
-                record = layer.get(entry.path)
-                if record is None or record.kind != FILE:
-                    continue
-                try:
-                    state = layer.tree.state(entry.path)
-                    if state.kind == FILE and state.size == entry.size and state.digest() == entry.digest:
-                        return state
-                except FileNotFoundError:  # a squash removed the layer
-                    continue
-        return None
 
     # ---- the end
 

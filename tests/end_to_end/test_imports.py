@@ -184,6 +184,8 @@ def test_a_gateway_that_was_killed_after_the_publication_does_not_import_it_agai
     assert own.read("a.txt") == "base"
     (folder / "next.json").write_text(json.dumps({**body, "published_as": "never"}))
     (folder / "copied.json").unlink()
+    for record in (own.desk.state / "export-records" / own.id).glob("*.sqlite"):
+        record.unlink()
     assert changes(import_changes(own)) == {"a.txt": "modified"}  # it was not: the edit is not lost
     assert not (folder / "next.json").exists() and own.read("a.txt") == "of the person"
 
@@ -204,4 +206,41 @@ def test_without_the_index_of_the_copy_files_are_compared_with_the_copy(own: San
     own.desk.give("w/a.txt", "of the person\n")
     os.unlink(own.desk.workspace / "kept")
     assert changes(import_changes(own)) == {"a.txt": "modified", "kept": "deleted"}
+    assert import_changes(own)["changed_count"] == 0
+
+
+def test_an_export_merges_what_the_person_edited_and_the_next_import_brings_that_in(own: Sandbox) -> None:
+    own.write("sixty", lines(line5="of the agent"))
+    own.desk.give("w/sixty", lines(line40="of the person"))
+    assert own.desk.refused(
+        "manager", "export_changes", "--sandbox-id", own.id, "--dest", str(own.desk.workspace)
+    )["details"]["conflict_count"]
+    both = lines(line5="of the agent", line40="of the person")
+    assert export(own, "--on-conflict", "merge", "--dry-run")["merged"] == ["sixty"]
+    assert (own.desk.workspace / "sixty").read_text() == lines(line40="of the person")
+    assert export(own, "--on-conflict", "merge")["merged"] == ["sixty"]
+    assert (own.desk.workspace / "sixty").read_text() == both
+    own.write("sixty", lines(line5="of the agent", line20="later"))
+    assert export(own, "--on-conflict", "merge")["merged"] == ["sixty"]  # the base is what was exported
+    all_three = lines(line5="of the agent", line20="later", line40="of the person")
+    assert (own.desk.workspace / "sixty").read_text() == all_three
+    assert changes(import_changes(own)) == {"sixty": "modified"}
+    assert own.shell("cat sixty")["output"] == all_three.rstrip("\n")
+    own.write("sixty", all_three + "more\n")
+    assert "merged" not in export(own)  # with fail: nothing is in the way
+    assert (own.desk.workspace / "sixty").read_text() == all_three + "more\n"
+
+
+def test_what_was_imported_is_not_in_the_way_of_the_next_export(own: Sandbox) -> None:
+    own.desk.give("w/sixty", lines(line40="of the person"))
+    own.desk.give("w/added", "of the person\n")
+    os.unlink(own.desk.workspace / "d/b.txt")
+    import_changes(own)
+    own.write("sixty", lines(line5="of the agent", line40="of the person"))
+    own.shell("rm added; echo again > d/b.txt")
+    export(own)
+    both = lines(line5="of the agent", line40="of the person")
+    assert (own.desk.workspace / "sixty").read_text() == both
+    assert (own.desk.workspace / "d/b.txt").read_text() == "again\n"
+    assert not (own.desk.workspace / "added").exists()
     assert import_changes(own)["changed_count"] == 0

@@ -32,7 +32,9 @@ OPEN_MAX = 4
 ENTRIES_MAX = 20_000
 """Most entries of one request."""
 OWNER = "host"
-STEPS = ("open", "put", "preview", "publish", "discard", "find")
+STEPS = ("open", "put", "preview", "publish", "discard", "find", "content")
+CONTENT_MAX = 8 << 20
+"""Most bytes of a file in one answer."""
 FIND_LAYERS = 1_000
 """Most publications that a search for an earlier import looks at, newest first."""
 
@@ -58,8 +60,8 @@ class Imports:
 
         Args:
             args: `step`: open; put (`entries`); preview and publish (`agent`); discard; find (`published`:
-                the id under which an earlier import would have been published). All but open and find name
-                the `import_id`.
+                the id under which an earlier import would have been published); content (`path`, `digest`: a
+                file of any layer). All but open, find and content name the `import_id`.
         Raises:
             OperationError: invalid_request; not_found, reason import_not_found; operation_failed with
                 `publish_rejection` in the details; server_busy, reason import_limit.
@@ -71,6 +73,8 @@ class Imports:
             return await self._begin()
         if step == "find":
             return self._find(_text(args, "published"))
+        if step == "content":
+            return await self._sessions.pool.run(lambda: self._content(args))
         import_id = _text(args, "import_id")
         found = self._open.get(import_id)
         if found is None:
@@ -161,6 +165,18 @@ class Imports:
                 ) from None
         await self._discard(import_id)
         return done
+
+    def _content(self, args: dict[str, Any]) -> dict[str, Any]:
+        from layerstack.model.paths import check
+        from layerstack.session.incoming import stored_file
+
+        digest = _bytes(args, "digest")
+        if digest is None:
+            raise _malformed("digest")
+        found = stored_file(self._sessions.store, check(_path(args, "path")), digest)
+        if found is None or found.size > CONTENT_MAX:
+            return {"data": None}
+        return {"data": base64.b64encode(found.data(CONTENT_MAX)).decode("ascii")}
 
     def _find(self, request_id: str) -> dict[str, Any]:
         """Tell whether a request has published a layer."""
