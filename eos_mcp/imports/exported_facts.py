@@ -1,6 +1,6 @@
-"""What exports wrote to the workspace directory is not the person's change, and is the base of the next
-import; what an import brought in is not lost by the next export, and is its base. So the record of a copy and
-that of exports take each other's entries.
+"""Exchange between the record of a copy and that of exports to the workspace directory. Entries that an export
+wrote are not the person's changes, and are the base of the next import; entries that an import brought in are
+not lost by the next export, and are its base.
 """
 
 from __future__ import annotations
