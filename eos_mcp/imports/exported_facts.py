@@ -1,6 +1,6 @@
-"""Exchange between the record of a copy and that of exports to the workspace directory. Entries that an export
-wrote are not the person's changes, and are the base of the next import; entries that an import brought in are
-not lost by the next export, and are its base.
+"""Exchange between the record of a copy and that of exports to the workspace directory. Entries that an
+export wrote are not the person's changes, and are the base of the next import; entries that an import brought
+in are not lost by the next export, and are its base.
 """
 
 from __future__ import annotations
