@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,7 +161,10 @@ ENDS = [
     b"word " * 60,
 ]
 PIECES = st.sampled_from([*IDENTS, *ENDS, b"$Id:x y$Id$", b"$Id: a b $Id$", "é".encode(), b"\xff"])
-CONTENT = st.lists(PIECES, max_size=7).map(b"".join)
+CONTENT = (
+    st.lists(PIECES, max_size=7).map(b"".join).filter(lambda data: not re.search(rb"\$Id[^:$]\$Id:", data))
+)
+"""A checkout of git 2.39 drops bytes of a text such as `$Id` LF `$Id: x$`; ours keeps them."""
 KINDS = (
     """
 text, -text, text=auto, text=input, text=odd, crlf, ident text=auto, ident text=x crlf=auto,
@@ -257,6 +261,12 @@ def test_many_contents_are_converted_as_git_converts_them(
 
 
 ENCODINGS = "UTF-16 UTF-16LE utf-16be UTF-16LE-BOM UTF16LE UTF-32 UTF-32LE UTF-32BE ISO-8859-1 latin1"
+
+
+def test_a_text_of_which_the_stream_of_git_drops_bytes_is_kept_whole(repo: Path) -> None:
+    _emptied(repo)
+    (repo / ".gitattributes").write_text("* ident\n")
+    assert _filter(repo).smudge(b"a", b"$Id\n$Id: x$").startswith(b"$Id\n$Id: ")
 
 
 def test_encodings_of_the_work_tree_are_converted_as_git_converts_them(repo: Path) -> None:
