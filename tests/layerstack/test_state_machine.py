@@ -35,7 +35,8 @@ OUTCOMES = (
 """What a run must have met, or it proves little."""
 
 
-ROUNDS = 6
+ROUNDS, EXAMPLES_OF_A_ROUND = 15, 20
+"""Short rounds: a run ends soon after it has met all."""
 
 
 def meet_all(namespace: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES, large: bool = False) -> None:
@@ -56,14 +57,19 @@ def meet_all(namespace: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES,
                     state_machine.run,
                     namespace,
                     place,
-                    examples=20,
+                    examples=EXAMPLES_OF_A_ROUND,
                     seed=number or None,
                 )
             )
         else:
             seen.update(
                 in_namespace.call(
-                    namespace, state_machine.run, namespace, place, examples=50, seed=number or None
+                    namespace,
+                    state_machine.run,
+                    namespace,
+                    place,
+                    examples=EXAMPLES_OF_A_ROUND,
+                    seed=number or None,
                 )
             )
         if all(seen[what] for what in outcomes):
