@@ -67,13 +67,6 @@ def containers() -> list[str]:
     return [json.loads(line)["Names"] for line in lines]
 
 
-@pytest.mark.needs("uid", "userns")
-def test_the_demo_runs_to_its_end_as_an_ordinary_user(person: Callable[[str], Person]) -> None:
-    someone = person("ordinary")
-    play(someone, "--backend", "local")
-    assert os.stat(someone.home / "result" / "lib" / "top.sh").st_uid == someone.uid
-
-
 @pytest.mark.needs("dockerd")
 @pytest.mark.parametrize("name", [pytest.param("debian", marks=pytest.mark.soak), "busybox"])
 def test_docker_ps_shows_the_demo_s_container_while_it_runs_and_nothing_of_it_afterwards(
@@ -94,14 +87,21 @@ def test_docker_ps_shows_the_demo_s_container_while_it_runs_and_nothing_of_it_af
     assert seen[0] not in volumes
 
 
-@pytest.mark.needs("overlay")
-def test_without_an_engine_and_a_place_for_its_cache_the_demo_says_so_and_runs_on_the_local_provider(
+@pytest.mark.needs("uid", "userns")
+def test_without_an_engine_and_a_place_for_its_cache_the_demo_says_so_and_an_ordinary_user_sees_its_end(
     person: Callable[[str], Person],
 ) -> None:
-    someone = person("root")
+    someone = person("ordinary")
     out = play(someone, DOCKER_HOST=f"unix://{someone.home}/none.sock", XDG_CACHE_HOME="/proc/nowhere")
     assert "no Docker engine answers" in out
+    assert os.stat(someone.home / "result" / "lib" / "top.sh").st_uid == someone.uid
     assert processes.processes_that_name(str(someone.home)) == []
+
+
+@pytest.mark.soak
+@pytest.mark.needs("overlay", "root")
+def test_the_demo_runs_to_its_end_on_the_machine_as_root(person: Callable[[str], Person]) -> None:
+    play(person("root"), "--backend", "local")
 
 
 def test_a_wrong_argument_of_the_demo_is_named(person: Callable[[str], Person]) -> None:

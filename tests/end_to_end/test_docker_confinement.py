@@ -235,7 +235,7 @@ def test_a_command_runs_as_a_user_of_the_image(place: Place, image: Callable[[st
     assert lines[:2] == ["daemon", "/usr/sbin"] and lines[-1] == "daemon"
 
 
-@pytest.mark.parametrize("name", ["debian", "busybox"])
+@pytest.mark.parametrize("name", [pytest.param("debian", marks=pytest.mark.soak), "busybox"])
 def test_a_session_that_removes_devices_harms_neither_the_others_nor_those_to_come(
     place: Place, image: Callable[[str], str], name: str
 ) -> None:

@@ -53,7 +53,7 @@ def test_the_blocks_run_as_an_ordinary_user(person: Callable[[str], Person]) -> 
 
 
 @pytest.mark.needs("dockerd")
-@pytest.mark.parametrize("name", ["debian", "busybox"])
+@pytest.mark.parametrize("name", ["debian", pytest.param("busybox", marks=pytest.mark.soak)])
 def test_the_blocks_run_in_docker(
     person: Callable[[str], Person], image: Callable[[str], str], name: str
 ) -> None:

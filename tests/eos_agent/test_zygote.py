@@ -20,14 +20,21 @@ from tests.native import both as both
 
 from .bare_zygote import Box, in_box
 
+NATIVE = pytest.mark.needs("cc")
+AS_ROOT = pytest.mark.needs("root", "overlay")
+IN_USERNS = pytest.mark.needs("userns")
 both_namespaces = pytest.mark.parametrize(
-    "namespace",
+    ("init", "namespace"),
     [
-        pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
-        pytest.param("user", marks=pytest.mark.needs("userns")),
+        pytest.param("native", "trusted", marks=[NATIVE, AS_ROOT]),
+        pytest.param("native", "user", marks=[NATIVE, IN_USERNS]),
+        pytest.param("python", "trusted", marks=AS_ROOT),
+        # root's gate has each of the two in one of the others
+        pytest.param("python", "user", marks=[IN_USERNS, *([] if os.geteuid() else [pytest.mark.soak])]),
     ],
+    indirect=["init"],
 )
-as_root = pytest.mark.needs("root", "overlay")
+as_root = AS_ROOT
 
 
 @as_root

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests import one_bundle
+from tests.conftest import drop_dir, make_short_dir
 from tests.eos_mcp.programs import argv, error, many, no_gateway_left, pid_of, result, run
 from tests.processes import WAIT_S, kill
 
@@ -35,22 +37,31 @@ class Sandbox(NamedTuple):
             return int(json.load(file)["pid"])
 
 
-@pytest.fixture
-def sandbox(state_dir: str, short_dir: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Sandbox]:
-    monkeypatch.setenv("EOS_GATEWAY_BACKEND", "local")
+@pytest.fixture(scope="module")
+def sandbox() -> Generator[Sandbox]:
+    """One sandbox for the module: what a test kills is started again by that test."""
+    state_dir, short_dir = make_short_dir("eos-s-"), make_short_dir()
+    os.chmod(state_dir, 0o700)
     workspace = os.path.join(short_dir, "ws")
     os.mkdir(workspace)
     with open(os.path.join(workspace, "a.txt"), "w") as file:
         file.write("base\n")
-    with no_gateway_left(state_dir):
-        made = result(run("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", workspace))
-        assert made["state"] == "ready"
-        try:
-            yield Sandbox(state_dir, made["id"])
-        finally:
-            gone = result(run("manager", "destroy_sandbox", "--sandbox-id", made["id"]))
-            assert gone["state"] == "stopped"
-            assert run("manager", "list_sandboxes").stdout == '{"sandboxes":[]}\n'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EOS_STATE_DIR", state_dir)
+        patch.setenv("XDG_CACHE_HOME", str(one_bundle.root_cache()))
+        patch.setenv("EOS_GATEWAY_BACKEND", "local")
+        with no_gateway_left(state_dir):
+            words = ("--image", "host", "--workspace-bind-root", workspace)
+            made = result(run("manager", "create_sandbox", *words))
+            assert made["state"] == "ready"
+            try:
+                yield Sandbox(state_dir, made["id"])
+            finally:
+                gone = result(run("manager", "destroy_sandbox", "--sandbox-id", made["id"]))
+                assert gone["state"] == "stopped"
+                assert run("manager", "list_sandboxes").stdout == '{"sandboxes":[]}\n'
+    drop_dir(state_dir)
+    drop_dir(short_dir)
 
 
 def test_a_call_works_after_the_gateway_or_the_agent_was_killed_and_what_was_published_is_there(
@@ -73,7 +84,7 @@ def test_a_command_whose_agent_is_killed_is_answered_at_once_as_agent_gone(sandb
         "runtime", "--sandbox-id", sandbox.id, "exec_command", "--yield-time-ms", "50000", "echo up; sleep 60"
     )
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
-        while not sandbox.do("list_commands")["commands"]:
+        while not any(command["status"] == "running" for command in sandbox.do("list_commands")["commands"]):
             pass
         killer = threading.Thread(target=os.kill, args=(sandbox.agent_pid, signal.SIGKILL))
         killer.start()
