@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,39 +31,57 @@ class GitMerge(NamedTuple):
     """Paths in conflict. A path that git moved aside as `PATH~BRANCH` is PATH here."""
 
 
-def commit_trees(folder: Path, base: Files, ours: Files, theirs: Files) -> dict[str, str]:
-    """Make the branches base, ours and theirs, the latter two as children of base; return branch -> id of
-    the tree in hex.
+class ThreeTrees(NamedTuple):
+    """Ids of the trees of one case, in hex."""
+
+    base: str
+    ours: str
+    theirs: str
+
+    @property
+    def ids(self) -> tuple[bytes, bytes, bytes]:
+        return bytes.fromhex(self.base), bytes.fromhex(self.ours), bytes.fromhex(self.theirs)
+
+
+def commit_cases(folder: Path, cases: Mapping[str, tuple[Files, Files, Files]]) -> dict[str, ThreeTrees]:
+    """Make the branches NAME/base, NAME/ours and NAME/theirs of each case, the latter two as children of
+    base; return NAME -> ids of the trees.
     """
-    git(folder, "fast-import", "--quiet", "--force", data=b"".join(_stream(base, ours, theirs)))
-    found = git(folder, "rev-parse", *(f"{side}^{{tree}}" for side in SIDES)).decode().split()
-    return dict(zip(SIDES, found, strict=True))
+    git(folder, "fast-import", "--quiet", "--force", data=b"".join(_stream(cases)))
+    names = "".join(f"{name}/{side}^{{tree}}\n" for name in cases for side in SIDES)
+    rows = git(folder, "cat-file", "--batch-check=%(objectname)", data=names.encode()).decode().split()
+    return {name: ThreeTrees(*rows[3 * n : 3 * n + 3]) for n, name in enumerate(cases)}
 
 
-def _stream(base: Files, ours: Files, theirs: Files) -> Iterator[bytes]:
+def _stream(cases: Mapping[str, tuple[Files, Files, Files]]) -> Iterator[bytes]:
+    marks = itertools.count(1)
     blobs: dict[bytes, int] = {}
-    for mark, (side, files) in enumerate(zip(SIDES, (base, ours, theirs), strict=True), 1):
-        rows: list[bytes] = []
-        for path, value in files.items():
-            mode, content = value if isinstance(value, tuple) else ("100644", value)
-            if mode == "160000":
-                rows.append(b"M 160000 %s %s\n" % (content, path.encode()))
-                continue
-            if content not in blobs:
-                blobs[content] = len(blobs) + 10
-                yield b"blob\nmark :%d\ndata %d\n%s\n" % (blobs[content], len(content), content)
-            rows.append(b"M %s :%d %s\n" % (mode.encode(), blobs[content], path.encode()))
-        yield b"reset refs/heads/%s\n" % side.encode()
-        yield b"commit refs/heads/%s\nmark :%d\n" % (side.encode(), mark)
-        yield b"author A <a@example.org> 1700000000 +0000\ncommitter A <a@example.org> 1700000000 +0000\n"
-        yield b"data 1\nx\n" + (b"" if mark == 1 else b"from :1\n") + b"deleteall\n" + b"".join(rows)
+    for name, trees in cases.items():
+        base = 0
+        for side, files in zip(SIDES, trees, strict=True):
+            rows: list[bytes] = []
+            for path, value in files.items():
+                mode, content = value if isinstance(value, tuple) else ("100644", value)
+                if mode == "160000":
+                    rows.append(b"M 160000 %s %s\n" % (content, path.encode()))
+                    continue
+                if content not in blobs:
+                    blobs[content] = next(marks)
+                    yield b"blob\nmark :%d\ndata %d\n%s\n" % (blobs[content], len(content), content)
+                rows.append(b"M %s :%d %s\n" % (mode.encode(), blobs[content], path.encode()))
+            mark, branch = next(marks), f"refs/heads/{name}/{side}".encode()
+            yield b"reset %s\ncommit %s\nmark :%d\n" % (branch, branch, mark)
+            yield b"author A <a@example.org> 1700000000 +0000\n"
+            yield b"committer A <a@example.org> 1700000000 +0000\ndata 1\nx\n"
+            yield (b"from :%d\n" % base if base else b"") + b"deleteall\n" + b"".join(rows)
+            base = base or mark
 
 
-def merge_by_git(folder: Path, *, program: str = "git", env: Mapping[str, str] | None = None) -> GitMerge:
-    """Merge the branches ours and theirs. A `.gitattributes` in the work tree counts."""
-    words = ["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", "ours", "theirs"]
+def merge_by_git(folder: Path, name: str, env: Mapping[str, str] | None = None) -> GitMerge:
+    """Merge the branches of a case. A `.gitattributes` in the work tree counts."""
+    words = ["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages"]
     done = subprocess.run(
-        [program, *NO_DIRECTORY_RENAMES, *words],
+        ["git", *NO_DIRECTORY_RENAMES, *words, f"{name}/ours", f"{name}/theirs"],
         cwd=folder,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), **QUIET, **(env or {})},
         capture_output=True,
@@ -70,12 +90,8 @@ def merge_by_git(folder: Path, *, program: str = "git", env: Mapping[str, str] |
     )
     assert done.returncode in (0, 1), done.stderr
     tree, *paths = done.stdout.rstrip(b"\0").split(b"\0")
-    plain = frozenset(path.split(b"~ours")[0].split(b"~theirs")[0] for path in paths)
-    return GitMerge(
-        done.returncode == 0,
-        tree.decode(),
-        plain,
-    )
+    aside = re.compile(rb"~%s_(ours|theirs)(_\d+)?$" % name.encode())
+    return GitMerge(done.returncode == 0, tree.decode(), frozenset(aside.sub(b"", path) for path in paths))
 
 
 def files_of(folder: Path, tree: str) -> dict[str, bytes]:
