@@ -5,6 +5,7 @@ the destination keeps.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Callable
@@ -20,10 +21,15 @@ FIRST = 20
 _IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 """Code points that HFS+ ignores in a name."""
 _CACHE = b"__pycache__"
+_GITDIR_MAX = 8192
 
 GIT = (
     "the destination is a git repository and keeps its own .git, so commits made in the sandbox are not "
     "written; a person may have them written with --with-git"
+)
+LINKED = (
+    "the .git there is a file that names a repository elsewhere, and it stays; export_changes with format "
+    "git brings commits into that repository"
 )
 BYTE_CODE = (
     "byte code, which runs in the place of its source unread and is made again by itself; a person "
@@ -47,6 +53,7 @@ class LeftOut:
         self.paths: list[str] = []
         self._why: dict[str, int] = {}
         self._repositories: dict[bytes, bool] = {}
+        self._linked: dict[bytes, bool] = {}
         held = [] if target is None else [name for name in target.names(b"") if not name.startswith(PREFIX)]
         self._fresh = not held
         trees = (target, copy) if rules.ignored == "exclude" else ()
@@ -101,7 +108,11 @@ class LeftOut:
         for at, name in enumerate(names):
             if name == _CACHE and not self._fresh and not self.rules.allow_unsafe:
                 return BYTE_CODE
-            if self.rules.git != "include" and is_git(name, self.folds):
+            if not is_git(name, self.folds):
+                continue
+            if self.rules.git != "exclude" and self._is_linked(b"/".join(names[:at])):
+                return LINKED
+            if self.rules.git != "include":
                 if self.rules.git == "exclude":
                     return NEVER
                 if any(self._repository(b"/".join(names[:above])) for above in range(at + 1)):
@@ -120,6 +131,30 @@ class LeftOut:
                 self.target.lstat(directory + b"/.git" if directory else b".git") is not None
             )
         return known
+
+    def _is_linked(self, directory: bytes) -> bool:
+        """Tell whether the destination's `.git` there is that of a linked worktree or a submodule, whose git
+        directory is outside of the destination.
+        """
+        if self.target is None:
+            return False
+        known = self._linked.get(directory)
+        if known is None:
+            if len(self._linked) > 4096:
+                self._linked.clear()
+            known = self._linked[directory] = self._names_outside(directory)
+        return known
+
+    def _names_outside(self, directory: bytes) -> bool:
+        assert self.target is not None
+        path = posixpath.join(directory, b".git")
+        found = self.target.lstat(path)
+        if found is None or not stat.S_ISREG(found.st_mode) or (fd := self.target.open_file(path)) is None:
+            return False
+        with os.fdopen(fd, "rb") as file:
+            word, _, place = file.read(_GITDIR_MAX).partition(b":")
+        place = posixpath.normpath(posixpath.join(directory, place.strip()))
+        return word == b"gitdir" and (place.startswith((b"/", b"../")) or place == b"..")
 
 
 def _reader(tree: DirTree) -> Callable[[str], bytes | None]:

@@ -85,10 +85,9 @@ class Desk:
         """
         return programs.error(self.run(program, *words, env=env), status)
 
-    def create(self, image: str, *, cls: type[Sandbox] | None = None) -> Sandbox:
-        record = self.do(
-            "manager", "create_sandbox", "--image", image, "--workspace-bind-root", str(self.workspace)
-        )
+    def create(self, image: str, *more: str, cls: type[Sandbox] | None = None) -> Sandbox:
+        words = ("--image", image, "--workspace-bind-root", str(self.workspace), *more)
+        record = self.do("manager", "create_sandbox", *words)
         leaks.note("sandbox", record["id"])
         kind = cls or (Sandbox if image == "host" else Container)
         return kind(self, record["id"], record["shared_base"]["root_hash"])
