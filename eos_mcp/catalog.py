@@ -398,9 +398,36 @@ MANAGER: tuple[Operation, ...] = (
         "archive.",
         (
             _SANDBOX,
-            Argument("dest", "path", required=True, help="Absolute host path.", value="PATH"),
             Argument(
-                "format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")
+                "dest",
+                "path",
+                required=True,
+                help="Absolute host path.",
+                value="PATH",
+                beside="format",
+            ),
+            Argument(
+                "format",
+                "string",
+                help="git: commits at a ref of the repository dest, default the workspace's.",
+                default="dir",
+                choices=("dir", "tar", "tar-zst", "git"),
+            ),
+            Argument(
+                "ref",
+                "string",
+                help="git: full name of the ref; default refs/heads/eos/SANDBOX.",
+                value="REF",
+                ours=True,
+                hidden=True,
+            ),
+            Argument(
+                "history",
+                "string",
+                help="git: a commit per publication, per session, or one.",
+                choices=("publish", "session", "one"),
+                ours=True,
+                hidden=True,
             ),
             Argument("dry_run", "boolean", help="Only list changes.", default=False),
             Argument(
@@ -448,6 +475,7 @@ MANAGER: tuple[Operation, ...] = (
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --dry-run",
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject "
             "--on-conflict keep --ignored exclude",
+            "sandbox-manager-cli export_changes --sandbox-id eos-1 --format git",
         ),
         when_to_use=(
             "dir applies the changes to a host directory; tar and tar-zst write an archive atomically. With "
@@ -474,6 +502,20 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("whiteouts_emitted", "integer"),
             ResultField("bytes_written", "integer"),
             ResultField("live_workspace_sessions", "array"),
+            ResultField("dest", "string", "git: the repository", ours=True),
+            ResultField("ref", "string", "git: the ref", ours=True),
+            ResultField(
+                "parent", "string|null", "git: the commit that was checked out at creation", ours=True
+            ),
+            ResultField("head", "string|null", "git: the commit at the ref now", ours=True),
+            ResultField(
+                "commits",
+                "array",
+                "git: new commits: oid, layer_id (null: an agent's own), author, subject, paths",
+                ours=True,
+            ),
+            ResultField("commit_count", "integer", "git: number of new commits", ours=True),
+            ResultField("empty_directories", "array", "git: directories that git cannot have", ours=True),
             ResultField("hygiene", "array", "files that run code on the host", ours=True),
             ResultField(
                 "stripped",

@@ -224,7 +224,7 @@ class ExportStream:
         self._hashing = self._hasher.submit(update, piece)
 
     def _read(self, n: int) -> bytes:
-        with _reading():
+        with reading():
             data = self._reader.read(n)
         self._receive(len(data))
         return data
@@ -242,7 +242,7 @@ class ExportStream:
             )
 
     def _line(self, name: str) -> dict[str, Any]:
-        with _reading():
+        with reading():
             line = self._reader.readline(MAX_LINE_BYTES)
         self._receive(len(line))
         try:
@@ -691,7 +691,7 @@ def _check_name(path: bytes, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _reading() -> Generator[None]:
+def reading() -> Generator[None]:
     """Report a failed read as an error of the stream: `export_stalled` or `export_interrupted`."""
     try:
         yield

@@ -32,7 +32,9 @@ from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import paths
 from eos_mcp.config.load import Config
 from eos_mcp.config.log import log
-from eos_mcp.export import exported, recover, request
+from eos_mcp.export import exported, git_export, recover, request
+from eos_mcp.export.apply import ExportLimits
+from eos_mcp.export.git_export import GitExports
 from eos_mcp.export.operation import Exports, guards
 from eos_mcp.imports.importer import Importer, ImportRequest, checked_paths
 from eos_mcp.manager import browser_address, diagnose, fleet, prune, readable
@@ -104,6 +106,14 @@ class Manager:
         self.exports = Exports(
             config.manager.export,
             guards(self.own, registry_path, state_dir),
+            self.forwarder,
+            self.run,
+            records,
+        )
+        limits = config.manager.export
+        self.git_exports = GitExports(
+            self.exports.guards,
+            ExportLimits(limits.max_stream_bytes, limits.max_decompressed_bytes, limits.max_apply_entries),
             self.forwarder,
             self.run,
             records,
@@ -623,7 +633,17 @@ class Manager:
             )
         return reply
 
+    async def _export_git(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        call = git_export.call_of(args)
+        workspace = self.registry.get(call.sandbox_id).workspace_root
+        call = await self.run(self.git_exports.check, replace(call, workspace=workspace))
+        await self.target(call.sandbox_id)
+        async with self.exports.alone(call.sandbox_id):
+            return await self.git_exports.run(call, request_id, progress)
+
     async def _export(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        if git_export.wants_git(args):
+            return await self._export_git(args, request_id, progress)
         wanted = request.of(args, self.config.manager.export)
         if wanted.bound is not None:
             await self.run(wanted.bound.check, wanted.dest, "dest")

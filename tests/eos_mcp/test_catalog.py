@@ -139,7 +139,7 @@ def test_defaults_are_filled_in_with_their_native_types() -> None:
 def test_bounds_and_choices_can_be_left_to_the_server() -> None:
     assert refused("export_changes", {"sandbox_id": "s", "dest": "/x", "format": "zip"}).details[
         "choices"
-    ] == ["dir", "tar", "tar-zst"]
+    ] == ["dir", "tar", "tar-zst", "git"]
     assert (
         refused("create_sandbox", {"image": "i", "workspace_root": "/w", "count": 0}).details["reason"]
         == "out_of_bounds"

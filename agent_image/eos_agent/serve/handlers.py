@@ -22,7 +22,7 @@ from eos_agent.observe.sampler import Sampler
 from eos_agent.observe.snapshot import snapshot
 from eos_agent.observe.topology import topology
 from eos_agent.observe.trace import trace
-from eos_agent.serve import export_stream
+from eos_agent.serve import export_stream, git_export
 from eos_agent.serve.read_several import read_several
 from eos_agent.sessions import checkpoint, diff_session, file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
@@ -190,6 +190,11 @@ class Handlers:
                 return await self.squashes.perform()
         if request.op == "export_stream":
             return self._export(request.args)
+        if request.op == "export_git_heads":
+            return await self.pool.run(lambda: git_export.heads(self.store, request.args))
+        if request.op == "export_git":
+            span = telemetry.span("layerstack.export")
+            return Stream(git_export.pack_pieces(self.store, self.exports, request.args, span))
         if request.op == "import_tree":
             with telemetry.Phases(telemetry.PUBLISHING):
                 return await self.imports.perform(request.args, request.request_id)

@@ -1077,6 +1077,8 @@ INTERNAL_NAMES = frozenset(
         "export_layerstack",
         "read_export_chunk",
         "export_stream",
+        "export_git",
+        "export_git_heads",
         "import_tree",
         "unpublished_work",
     }
