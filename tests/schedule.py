@@ -23,8 +23,32 @@ FIRST = (
     "tests/test_wheel.py",
     "tests/test_private_dirs.py",
     "tests/eos_agent/test_cgroups.py",
+    "tests/eos_agent/test_recovering.py",
+    "tests/eos_agent/test_confinement.py",
+    "tests/eos_agent/test_commands.py",
 )
 """The longest files beside the end-to-end tests: at the end of a run each would keep one process alone."""
+LONG = tuple(
+    f"tests/end_to_end/test_{name}.py"
+    for name in (
+        "errors",
+        "recovery",
+        "starts",
+        "forward",
+        "sandbox_lifetime",
+        "limits",
+        "docker_provider",
+        "demo",
+        "inspector",
+        "docker_confinement",
+        "mcp_sandbox",
+        "full_disk",
+        "local_provider",
+    )
+)
+"""End-to-end files of more than 40 s: none is in the last quarter of a run, where it would keep one process
+alone.
+"""
 APART = tuple(file for file in FIRST if "/layerstack/" in file or file == "tests/test_quality.py")
 """Files whose tests share no fixture: several processes may run them at once."""
 WAITING = "tests/end_to_end/"
@@ -44,11 +68,16 @@ def spread(some: list[T], others: list[T]) -> list[T]:
 
 
 def places(files: Iterable[str]) -> dict[str, int]:
-    """Return the place of each file in the run: FIRST come first among those that compute."""
+    """Return the place of each file in the run: FIRST come first among those that compute, and the last third
+    of those that wait are short.
+    """
     found = list(dict.fromkeys(files))
     computing = [file for file in FIRST if file in found]
     computing += [file for file in found if file not in FIRST and not file.startswith(WAITING)]
-    waiting = [file for file in found if file.startswith(WAITING)]
+    long = [file for file in LONG if file in found]
+    short = [file for file in found if file.startswith(WAITING) and file not in LONG]
+    last = len(short) * 2 // 3
+    waiting = spread(long, short[:last]) + short[last:]
     return {file: n for n, file in enumerate(spread(waiting, computing))}
 
 
