@@ -23,15 +23,9 @@ from layerstack.git.head_merge import merge_head
 from layerstack.git.ref_names import RefNames, free_ref_name, ref_word
 from layerstack.git.ref_results import RefMeeting, RefNotice
 from layerstack.git.ref_store import HEAD, RefMap, RefValue
-from layerstack.git.reflog import lines_of, new_id
+from layerstack.git.reflog import STASH, lines_of, new_id
 
-HEADS, TAGS, REMOTES, NOTES, STASH = (
-    b"refs/heads/",
-    b"refs/tags/",
-    b"refs/remotes/",
-    b"refs/notes/",
-    b"refs/stash",
-)
+HEADS, REMOTES, NOTES = b"refs/heads/", b"refs/remotes/", b"refs/notes/"
 _LAST_WRITER = (REMOTES, b"refs/replace/", b"refs/bisect/", b"refs/rewritten/", b"refs/worktree/")
 """Refs whose names have a meaning to git or to a server, so that another name is of no use."""
 

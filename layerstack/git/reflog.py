@@ -18,6 +18,7 @@ from layerstack.git.objects import GitTree
 from layerstack.git.ref_names import above
 from layerstack.tree.state import FILE
 
+STASH = b"refs/stash"
 LOG_MAX = 64 << 20
 """Bytes of one log that is merged."""
 MESSAGE_MAX = 1000
@@ -194,8 +195,10 @@ def merge_logs(
         base = _read(root, here, sides.base)
         if ours is None and in_head is None:
             continue
-        # a log that only one side has turned off or removed with its ref follows that ref, which is back
-        log = merge_log(base if ours is not None and in_head is not None else None, ours, in_head)
+        stash = name == STASH
+        if not stash and (ours is None or in_head is None):
+            base = None  # a log that one side removed with its ref follows that ref, which is back
+        log = merge_log(base, ours, in_head, chain=stash)
         if (move := moves.get(name)) is not None and move.old != move.new:
             log += log_line(move.old, move.new, identity, message)
         if log != in_head:
