@@ -27,11 +27,14 @@ def text(_: bytes) -> str:
 def merged(folder: Path, trees: ThreeTrees, fmt: str = "sha1") -> MergedTree:
     with Objects(".git", [DiskTree(folder)], FORMATS[fmt]) as objects:
         found = merge_trees(objects, *trees.ids, text)
-        if found.tree is not None:
-            assert objects.read(found.tree, "tree")
-        else:
-            assert not objects.new
+        assert found.tree is not None or not objects.new
         return found
+
+
+def drops_an_edit(case: Case, found: MergedTree) -> bool:
+    """Recognize the merges of `test_an_edit_of_a_file_that_was_renamed_onto_an_equal_one_is_a_conflict`."""
+    paths = [one.path.decode() for one in found.conflicts if one.was is not None]
+    return bool(paths) and all(case[1].get(path) == case[2].get(path) is not None for path in paths)
 
 
 def compare(folder: Path, cases: dict[str, Case], fmt: str = "sha1") -> int:
@@ -41,6 +44,8 @@ def compare(folder: Path, cases: dict[str, Case], fmt: str = "sha1") -> int:
     for name, trees in commit_cases(where, cases).items():
         expected = merge_by_git(where, name)
         found = merged(where, trees, fmt)
+        if expected.clean and found.conflicts and drops_an_edit(cases[name], found):
+            continue
         seen = "" if found.tree is None else found.tree.hex()
         assert seen == (expected.tree if expected.clean else ""), (name, cases[name])
         assert {one.path for one in found.conflicts} == expected.conflicts, (name, cases[name])
@@ -188,6 +193,17 @@ def test_a_conflict_after_a_rename_names_both_paths_and_the_lines(tmp_path: Path
     assert conflict.hunks == (Hunk((5, 1), (5, 1), (5, 1)),)
     names = [one and one.name for one in (conflict.base, conflict.ours, conflict.theirs)]
     assert names == [b"a", b"b", b"a"]
+
+
+def test_an_edit_of_a_file_that_was_renamed_onto_an_equal_one_is_a_conflict(tmp_path: Path) -> None:
+    """Git 2.39 calls this merge clean, and the edit of theirs is in no file of the result."""
+    where = repository(tmp_path / "r")
+    renamed, edit = lines(1), lines(15)
+    case: Case = {"a": T}, {"b": renamed}, {"a": edit, "b": renamed}
+    back: Case = case[0], case[2], case[1]
+    for name, trees in commit_cases(where, {"c": case, "d": back}).items():
+        assert [(one.path, one.cls) for one in merged(where, trees).conflicts] == [(b"b", "add_add")]
+        assert merge_by_git(where, name).clean
 
 
 @pytest.mark.parametrize(
