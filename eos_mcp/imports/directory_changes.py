@@ -238,9 +238,8 @@ class DirectoryChanges:
             row: Row = {"kind": FILE, "mode": mode, "mtime_ns": entry[2], "size": size}
             row["xattrs"] = {name: _b64(value) for name, value in xattrs.items()}
             pieces: Iterator[tuple[int, bytes]] = iter(())
-            data = b""
+            total = ContentHash()
             if size <= PIECE or (was is not None and was.kind == FILE and was.size == size):
-                total = ContentHash()
                 for at, data in _pieces(fd, size, total):
                     if size > PIECE:
                         continue

@@ -12,7 +12,7 @@ import base64
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from eos_agent.wire.operation import ANSWER_S
 from eos_agent.wire.protocol import (
@@ -345,7 +345,7 @@ def checked_paths(given: object, workspace: str) -> tuple[str, ...]:
         OperationError: invalid_request, reason bad_argument.
     """
     found: list[str] = []
-    for one in given if isinstance(given, list) else []:
+    for one in cast("list[object]", given) if isinstance(given, list) else []:
         path = one if isinstance(one, str) else ""
         if os.path.isabs(path):
             path = os.path.relpath(path, workspace)

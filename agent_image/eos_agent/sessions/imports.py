@@ -8,7 +8,7 @@ import asyncio
 import base64
 import binascii
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from eos_agent.base.publication import preview_json, publish_json, rejection_of
 from eos_agent.sessions import disk_space
@@ -128,8 +128,9 @@ class Imports:
             await self._sessions.pool.run(found.incoming.discard)
 
     async def _put(self, found: _OpenImport, args: dict[str, Any]) -> dict[str, Any]:
-        rows = args.get("entries")
-        if not isinstance(rows, list) or len(rows) > ENTRIES_MAX:
+        given = args.get("entries")
+        rows = cast("list[object]", given) if isinstance(given, list) else []
+        if rows is not given or len(rows) > ENTRIES_MAX:
             raise _malformed("entries")
 
         def put() -> None:
@@ -192,8 +193,9 @@ class Imports:
         return {"published": False}
 
 
-def _put_row(incoming: Incoming, row: Any) -> None:
-    if not isinstance(row, dict) or row.get("side") not in ("base", "ours"):
+def _put_row(incoming: Incoming, given: object) -> None:
+    row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    if row.get("side") not in ("base", "ours"):
         raise _malformed("entries")
     side: str = row["side"]
     if "offset" in row:
@@ -205,9 +207,10 @@ def _put_row(incoming: Incoming, row: Any) -> None:
 def _entry(row: dict[str, Any]) -> IncomingEntry:
     from layerstack.session.incoming import IncomingEntry
 
-    xattrs = row.get("xattrs")
-    if xattrs is not None and not isinstance(xattrs, dict):
+    given = row.get("xattrs")
+    if given is not None and not isinstance(given, dict):
         raise _malformed("xattrs")
+    xattrs = None if given is None else cast("dict[str, Any]", given)
     return IncomingEntry(
         _path(row, "path"),
         _text(row, "kind"),
