@@ -155,20 +155,19 @@ class GitIndex:
         """Write the index as version 2, or 3 when an entry has extended flags; never split."""
         size, fixed = self.fmt.size, STAT_SIZE + self.fmt.size
         parts: list[bytes] = []
-        version = 2
+        version, plain = 2, bytes(2)
         for path, row in self._sorted():
-            high, length = row[fixed], len(path)
+            length = len(path)
             name = length if length < NAME_MASK else NAME_MASK
+            if row[fixed:] == plain:
+                parts += row[:fixed], name.to_bytes(2, "big"), path, _PADS[fixed + 2 + length & 7]
+                continue
+            high = row[fixed]
             if high & 0x40:
                 version = 3
-            parts += (
-                row[:fixed],
-                bytes((high | name >> 8, name & 0xFF)),
-                row[fixed + 2 :],
-                path,
-                _PADS[len(row) + length & 7],
-            )
-        out = _HEADER.pack(b"DIRC", version, len(parts) // 5) + b"".join(parts)
+            flags = bytes((high | name >> 8, name & 0xFF))
+            parts += row[:fixed], flags + row[fixed + 2 :], path, _PADS[len(row) + length & 7]
+        out = _HEADER.pack(b"DIRC", version, len(parts) // 4) + b"".join(parts)
         trees = self.trees.to_bytes(size)
         if trees:
             out += b"TREE" + _U32.pack(len(trees)) + trees
@@ -216,13 +215,46 @@ class _IndexReader:
             raise CorruptObject(f"read an index of {len(data):,} bytes: its checksum is another")
 
     def read(self, shared: Callable[[str], bytes | None] | None) -> GitIndex:
-        pairs, at = self._entries()
         index = GitIndex(self.fmt)
+        plain_end = self._plain(index.rows)
+        if plain_end is not None:
+            link = self._extensions(plain_end, index)
+            if link is None:
+                return index
+            index.rows.clear()
+        pairs, at = self._entries()
         link = self._extensions(at, index)
         if link is not None:
             pairs = self._joined(pairs, link, shared)
         _fill(index, pairs)
         return index
+
+    def _plain(self, rows: dict[bytes, Row]) -> int | None:
+        """Read entries that have no flags and short paths, as nearly all have, in a quarter of the time; give
+        the offset at which they end. None for an index with other entries or with damage, and no rows.
+        """
+        data, fixed, at, none = self.data, STAT_SIZE + self.fmt.size, _HEADER.size, bytes(2)
+        try:
+            for _ in range(self.count if self.version < 4 else 0):
+                flags = at + fixed
+                high = data[flags]
+                if high >= 0x10:
+                    break
+                stop = flags + 2 + (high << 8 | data[flags + 1])
+                rows[data[flags + 2 : stop]] = data[at:flags] + none
+                at += (stop - at + 8) & ~7
+        except IndexError:
+            at = self.end + 1
+        paths = b"/".join(rows) if at <= self.end and len(rows) == self.count else b"\0"
+        if (
+            b"\0" in paths
+            or b"" in rows
+            or len(paths) > self.end
+            or any(map(NAME_MASK.__le__, map(len, rows)))
+        ):
+            rows.clear()
+            return None
+        return at
 
     def _entries(self) -> tuple[list[tuple[bytes, Row]], int]:
         """Read the entries and give the offset at which they end."""
