@@ -195,6 +195,7 @@ class Store(Stack):
         request_id: str,
         agent: str | None = None,
         allow_unresolved: bool = False,
+        message: str | None = None,
     ) -> Published:
         """Publish a session's work, as `Upper.publish`; squash first if `auto_squash` requires it."""
         with upper.exclusive():
@@ -202,7 +203,11 @@ class Store(Stack):
                 return upper.publish(owner=owner, request_id=request_id, agent=agent)
             return self.auto_squash.with_room(
                 lambda: upper.publish(
-                    owner=owner, request_id=request_id, agent=agent, allow_unresolved=allow_unresolved
+                    owner=owner,
+                    request_id=request_id,
+                    agent=agent,
+                    allow_unresolved=allow_unresolved,
+                    message=message,
                 )
             )
 
@@ -253,6 +258,7 @@ class Store(Stack):
         request_id: str,
         agent: str | None = None,
         limit: int | None = None,
+        message: str | None = None,
     ) -> Published:
         """Read a file of the head, transform it, publish the result as one layer, with no other publication
         in between.
@@ -271,7 +277,14 @@ class Store(Stack):
 
         def attempt() -> Published:
             return update.update_file(
-                self, path, change, owner=owner, request_id=request_id, agent=agent, limit=limit
+                self,
+                path,
+                change,
+                owner=owner,
+                request_id=request_id,
+                agent=agent,
+                limit=limit,
+                message=message,
             )
 
         return self._in_turn(attempt)

@@ -348,6 +348,7 @@ BY_OPERATION: Mapping[str, Mapping[str, Schema]] = {
             bytes=nullable(INTEGER),
             pinned=BOOLEAN,
             head=BOOLEAN,
+            message=STRING,
         )
     },
     "list_docker_images": {"images": STRINGS},

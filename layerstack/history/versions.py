@@ -47,6 +47,7 @@ class Version(NamedTuple):
     paths: int | None
     bytes: int | None
     pinned: bool
+    message: str | None = None
 
 
 class Change(NamedTuple):
@@ -110,6 +111,7 @@ def _version(stack: Stack, number: int, *, pinned: bool) -> Version:
         layer.about.get("paths") if whole else None,
         layer.about.get("bytes") if whole else None,
         pinned,
+        made.get("message"),
     )
 
 

@@ -22,6 +22,7 @@ from layerstack.tree.disk import DiskTree, Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, kind_of
 
 MEMBER_KEYS = ("layer_id", "version", "owner", "agent", "request_id", "draft_id", "upper", "created_unix_ms")
+"""Keys that each member has; `message` is there where its author gave one."""
 
 
 class LayerTimes(NamedTuple):
@@ -92,6 +93,7 @@ class Layer:
                 "layer_id": self.id,
                 "version": self.version,
                 **{key: self.about.get(key) for key in MEMBER_KEYS[2:]},
+                **({"message": self.about["message"]} if "message" in self.about else {}),
             }
         ]
 

@@ -82,6 +82,8 @@ class Author(NamedTuple):
     draft_id: str | None = None
     rollback_to: int | None = None
     """The version whose tree the layer restores."""
+    message: str | None = None
+    """What the author says about the change."""
 
     @property
     def leaving(self) -> tuple[str, ...]:
@@ -397,6 +399,8 @@ def _write_metadata(
         about["written"] = list(seen.written)
     if author.rollback_to is not None:
         about["rollback_to"] = author.rollback_to
+    if author.message is not None:
+        about["message"] = author.message
     if work.linked:
         about["linked"] = dict(work.linked)
     stem = new_name("metadata", *SYNCED, NUMBERED)

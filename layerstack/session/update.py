@@ -33,6 +33,7 @@ def update_file(
     request_id: str,
     agent: str | None,
     limit: int | None,
+    message: str | None = None,
 ) -> Published:
     """See `Store.update_file`; one caller at a time.
 
@@ -42,7 +43,7 @@ def update_file(
     check(path)
     if path == "":
         raise InvalidPath("the path is the workspace root, not a file", details={"path": path})
-    author = Author(owner, request_id, agent)
+    author = Author(owner, request_id, agent, message=message)
     for _ in range(ROUNDS):
         try:
             with stack.reading() as snapshot:

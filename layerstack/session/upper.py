@@ -323,7 +323,13 @@ class Upper:
         return tuple(dict.fromkeys(all_of_them))
 
     def publish(
-        self, *, owner: str, request_id: str, agent: str | None = None, allow_unresolved: bool = False
+        self,
+        *,
+        owner: str,
+        request_id: str,
+        agent: str | None = None,
+        allow_unresolved: bool = False,
+        message: str | None = None,
     ) -> Published:
         """Publish everything since the base version as one layer. The upper ends; its lease is released.
 
@@ -345,7 +351,15 @@ class Upper:
                 stack.sync_head()
                 return self._finish(self._late.published)
             who = self._identity
-            author = Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
+            author = Author(
+                owner,
+                request_id,
+                agent or who.agent,
+                who.token,
+                self.session_id,
+                who.draft_id,
+                message=message,
+            )
             try:
                 published = self._publish(author, allow_unresolved)
             except PublishRejected:

@@ -28,6 +28,7 @@ from layerstack.layers.index_cursor import Digests
 from layerstack.layers.index_file import Indexed, Known, build
 from layerstack.layers.index_file import write_new as write_index
 from layerstack.model.manifest import LayerId, Manifest, squashed_id
+from layerstack.model.messages import bounded_messages
 from layerstack.publish.commit import HEAD, NUMBERED, Arrival, CommitUnsynced, commit
 from layerstack.publish.commit import write_new as write_manifest
 from layerstack.squash import finish
@@ -205,7 +206,7 @@ def _about(stack: Stack, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
     Recovery, conflicts and blame read the authors of its changes from `members`; a single owner or agent is
     named as in any layer.
     """
-    members = [member for layer in run.layers for member in layer.members]
+    members = bounded_messages(member for layer in run.layers for member in layer.members)
     written = [
         path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer
     ]

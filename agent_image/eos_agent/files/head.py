@@ -59,6 +59,7 @@ def perform_on_head(
     *,
     request_id: str,
     agent: str | None,
+    message: str | None = None,
 ) -> dict[str, Any]:
     """Perform one file operation on the head: read | write | edit | list | stat | delete | move | patch,
     like
@@ -73,7 +74,7 @@ def perform_on_head(
         found = reading(store, root, args)
         return found if args.get("version") is None else {**found, "version": args["version"]}
     if name in ("delete", "move", "patch"):
-        author = Author(f"operation:{request_id}", request_id, agent)
+        author = Author(f"operation:{request_id}", request_id, agent, message=message)
         if name == "patch":
             return _patch(store, root, args, author)
         return _delete(store, root, args, author) if name == "delete" else _move(store, root, args, author)
@@ -98,7 +99,9 @@ def perform_on_head(
 
     try:
         change, limit = (write, 0) if name == "write" else (edit, max_edit + 1)
-        store.update_file(path, change, owner=owner, request_id=request_id, agent=agent, limit=limit)
+        store.update_file(
+            path, change, owner=owner, request_id=request_id, agent=agent, limit=limit, message=message
+        )
     except NotAFile as error:
         with store.reading() as snapshot:
             raise _refused(snapshot, path, error) from None

@@ -32,6 +32,7 @@ from eos_agent.sessions.squash import Squashes
 from eos_agent.sessions.table import Sessions
 from eos_agent.wire.arguments import check_arguments
 from eos_agent.wire.encoding import bytes_of, encoding_of
+from eos_agent.wire.message_text import message_of
 from eos_agent.wire.operations import INTERNAL_NAMES, find
 from eos_agent.wire.operations_observe import OBSERVABILITY
 from eos_agent.wire.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
@@ -249,13 +250,22 @@ class Handlers:
             session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
             content = args.pop("content", None)
             data = None if content is None else bytes_of(content, encoding_of(args))
+            message = message_of(args)
+            args.pop("message", None)
             args = {**limits, **args}
             if session_id is not None:
-                return await file_calls.file_op(self.sessions, session_id, name, args, data)
+                return await file_calls.file_op(self.sessions, session_id, name, args, data, message)
             with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):
                 return await self.pool.run(
                     lambda: head.perform_on_head(
-                        self.store, name, root, args, data, request_id=request.request_id, agent=agent
+                        self.store,
+                        name,
+                        root,
+                        args,
+                        data,
+                        request_id=request.request_id,
+                        agent=agent,
+                        message=message,
                     )
                 )
 

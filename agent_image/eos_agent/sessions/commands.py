@@ -21,6 +21,7 @@ from eos_agent.sessions.interruption import PublishRule
 from eos_agent.sessions.kept_output import KeptOutput
 from eos_agent.sessions.output_search import CONTEXT_MAX, OutputSearch
 from eos_agent.wire.encoding import UTF8
+from eos_agent.wire.message_text import message_of
 from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel import fsync
@@ -250,13 +251,16 @@ class Commands:
                 },
                 reason="max_active_commands",
             )
+        message = message_of(args)
         self._active += 1
         try:
             session_id = args.get("workspace_session_id")
             if session_id is not None:
                 async with self._sessions.use(session_id) as session:
+                    session.message = message or session.message
                     return await self._spawn(session, text, args, extra, request_id)
             session = await self._sessions.create_implicit(agent=args.get("agent"), request_id=request_id)
+            session.message = message
             try:
                 async with self._sessions.use(session.id):
                     return await self._spawn(session, text, args, extra, request_id)

@@ -31,12 +31,18 @@ def path_of(result: dict[str, Any]) -> str:
 
 
 async def file_op(
-    sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None
+    sessions: Sessions,
+    session_id: str,
+    name: str,
+    args: dict[str, Any],
+    data: bytes | None,
+    message: str | None = None,
 ) -> dict[str, Any]:
     """Perform a file operation inside the mount of a session; a long operation runs in a worker, so that init
     can serve commands.
     """
     async with sessions.use(session_id, kind=NOT_FOUND) as session:
+        session.message = message or session.message
         with telemetry.span("namespace.exec.file_op", op=name):
             try:
                 if name == "patch":

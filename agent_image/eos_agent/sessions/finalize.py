@@ -39,6 +39,7 @@ def commit(
     request_id: str,
     agent: str | None,
     allow_unresolved: bool = False,
+    message: str | None = None,
 ) -> Published:
     """Publish; if only the last fsync failed, publish once more.
 
@@ -52,6 +53,7 @@ def commit(
         request_id=request_id,
         agent=agent,
         allow_unresolved=allow_unresolved,
+        message=message,
     )
     with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
         try:
@@ -79,7 +81,12 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     hint: str | Callable[[str], str] = HINT
     try:
         published = commit(
-            store, upper, owner=session.owner, request_id=session.request_id, agent=session.agent
+            store,
+            upper,
+            owner=session.owner,
+            request_id=session.request_id,
+            agent=session.agent,
+            message=session.message,
         )
     except PublishRejected as error:
         reason, refused, hint = error.reason, rejection_of(error), draft_hint

@@ -12,6 +12,7 @@ from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
 from eos_agent.wire.workspace_path import resolve
 from layerstack.errors import LayerStackError
 from layerstack.history import versions
+from layerstack.history.versions import Version
 from layerstack.model.conflict import path_json
 
 if TYPE_CHECKING:
@@ -119,9 +120,19 @@ def list_versions(store: Store, _root: str, args: dict[str, Any]) -> dict[str, A
     found, after = versions.versions(store, after=args.get("after"), limit=args["limit"])
     head = store.head.version
     return {
-        "versions": [{**version._asdict(), "head": version.version == head} for version in found],
+        "versions": [_row(version, head) for version in found],
         "next": after,
     }
+
+
+SHOWN_MESSAGE = 500
+"""Characters of a message that a list of versions shows."""
+
+
+def _row(version: Version, head: int) -> dict[str, Any]:
+    row = {**version._asdict(), "head": version.version == head}
+    message = row.pop("message")
+    return row if message is None else {**row, "message": message[:SHOWN_MESSAGE]}
 
 
 def pin_version(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:

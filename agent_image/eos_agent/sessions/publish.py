@@ -16,6 +16,7 @@ from eos_agent.sessions.look_back import cursor
 from eos_agent.sessions.next_call import rebase_hint
 from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
 from eos_agent.sessions.session import EXPLICIT, Session, check_grace
+from eos_agent.wire.message_text import message_of
 from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError
 from layerstack.publish.commit import CommitUnsynced
 
@@ -40,7 +41,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
     running processes; it continues with a new init, its own /tmp, and a new address.
     """
     session_id: str = args["workspace_session_id"]
-    grace = check_grace(args)
+    grace, message = check_grace(args), message_of(args)
     async with sessions.use(session_id) as session:
         if session.policy != EXPLICIT:
             details = {"workspace_session_id": session_id}
@@ -81,6 +82,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
                         request_id=request_id,
                         agent=session.agent,
                         allow_unresolved=args["allow_unresolved"],
+                        message=message or session.message,
                     ),
                     request_id=request_id,
                 )
@@ -163,7 +165,7 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
             "kept_open": False,
             "not_kept_open": {"kind": shown.kind, "message": shown.message, "details": shown.details},
         }
-    session.upper, session.draft_id = upper, None
+    session.upper, session.draft_id, session.message = upper, None, None
     _activate(sessions, session, init)
     found: dict[str, Any] = {"kept_open": True, "base_version": upper.snapshot.version}
     return found if init.address is None else {**found, "address": init.address}

@@ -65,6 +65,7 @@ class Session:
         self.agent = agent
         self.request_id = request_id
         self.draft_id: str | None = None
+        self.message: str | None = None  # of its publication: the last one that a call gave
         self.ttl_s: float | None = None
         self.readers = 0  # number of operations that use it without the gate
         self.gate = asyncio.Lock()

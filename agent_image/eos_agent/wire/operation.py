@@ -124,6 +124,7 @@ SESSION = Argument(
     "workspace_session_id", "string", help="Session to act in. Omit for the published head.", value="ID"
 )
 AGENT = Argument("agent", "string", help="Your name, for others to see.", value="NAME", ours=True)
+MESSAGE = Argument("message", "string", help="What the change does.", value="TEXT", ours=True)
 PATH = Argument("path", "string", required=True, help="Path in the workspace.", value="PATH")
 PATH_B64 = Argument(
     "path_b64",

@@ -13,6 +13,7 @@ from eos_agent.wire.operation import (
     AGENT,
     AGENT_SETS,
     CURSOR,
+    MESSAGE,
     NO_BUDGET,
     PATH_B64,
     RUNTIME_SETS,
@@ -287,6 +288,7 @@ RUNTIME: tuple[Operation, ...] = (
                 hidden=True,
             ),
             AGENT,
+            MESSAGE,
             _RAW._replace(hidden=True),
             _ENCODING,
         ),
@@ -524,6 +526,7 @@ RUNTIME: tuple[Operation, ...] = (
                 hidden=True,
             ),
             ALLOW_UNRESOLVED,
+            MESSAGE,
         ),
         related=("preview_publish", "rebase_workspace_session", "destroy_workspace_session"),
         examples=(
@@ -923,7 +926,7 @@ RUNTIME: tuple[Operation, ...] = (
                 "versions",
                 "array",
                 "version, owner, agent, request_id, created_unix_ms, layer_id, paths, bytes, root_hash, "
-                "layer_count, pinned, head",
+                "layer_count, pinned, head, message (its begin, if one was given)",
             ),
             ResultField("next", "integer|null"),
         ),

@@ -7,6 +7,7 @@ from eos_agent.wire.operation import (
     AGENT_SETS,
     AT_VERSION,
     CURSOR,
+    MESSAGE,
     PATH,
     PATH_B64,
     RUNTIME_SETS,
@@ -127,6 +128,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to write in. Omit to publish at once."),
             AGENT,
+            MESSAGE,
             _ENCODING._replace(
                 help="How content is given: utf-8 when absent; or latin-1, base64.", hidden=True
             ),
@@ -170,6 +172,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to edit in. Omit to publish at once."),
             AGENT,
+            MESSAGE,
             _ENCODING._replace(
                 help="utf-8 when absent; latin-1: bytewise, for text that is not UTF-8.", hidden=True
             ),

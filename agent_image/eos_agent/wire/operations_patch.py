@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eos_agent.wire.operation import AGENT, RUNTIME_SETS, SESSION, Argument, Operation, ResultField
+from eos_agent.wire.operation import AGENT, MESSAGE, RUNTIME_SETS, SESSION, Argument, Operation, ResultField
 
 APPLY_PATCH = Operation(
     "apply_patch",
@@ -23,6 +23,7 @@ APPLY_PATCH = Operation(
         ),
         SESSION._replace(help="Session to change. Omit to publish at once."),
         AGENT,
+        MESSAGE,
     ),
     related=("file_edit", "file_write", "file_read"),
     examples=("sandbox-runtime-cli --sandbox-id eos-1 apply_patch --patch-file fix.diff",),
