@@ -409,7 +409,7 @@ MANAGER: tuple[Operation, ...] = (
             Argument(
                 "format",
                 "string",
-                help="git: commits at a ref of the repository dest, default the workspace's.",
+                help="git: commits in a repository.",
                 default="dir",
                 choices=("dir", "tar", "tar-zst", "git"),
             ),

@@ -14,9 +14,9 @@ from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.export import apply, exported, git_refs_record
 from eos_mcp.export.apply import Guards
 from eos_mcp.export.blocking_reader import BlockingReader
+from eos_mcp.export.destination_git import git_failed
 from eos_mcp.export.git_repository import GitRepository, RefState, ref_moved
 from eos_mcp.export.git_stream import receive, sandbox_refused
-from eos_mcp.export.host_git import git_failed
 from eos_mcp.export.stream import ExportLimits, refused
 from eos_mcp.requests import arguments, bounds
 from eos_mcp.requests.bounds import Bounds
@@ -195,6 +195,7 @@ class GitExports:
                 "tree": before.tree,
                 "version": before.version,
                 "in_tip": in_tip,
+                "history": repository.history(before.oid, parent),
                 "contains_tip": tip is not None
                 and repository.has(tip)
                 and repository.is_ancestor(tip, before.oid),

@@ -14,11 +14,12 @@ from collections.abc import Generator
 from typing import IO, NamedTuple
 
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
-from eos_mcp.export.host_git import WRITE_S, HostGit, git_failed
+from eos_mcp.export.destination_git import WRITE_S, HostGit, git_failed
 
 STAGING = "tmp_objdir-eos-"
 """Prefix of the directory of received objects; `git gc` removes old ones of this name too."""
 MESSAGE_BYTES = 1 << 20
+HISTORY_MAX = 5000
 _LAYER = re.compile(r"^Eos-Layer: [BLS](\d+)-", re.MULTILINE)
 
 
@@ -39,7 +40,7 @@ class GitRepository:
     def __init__(self, directory: str) -> None:
         """
         Raises:
-            OperationError: git_not_found, not_a_repository.
+            OperationError: git_missing, not_a_repository.
         """
         self.git = HostGit(directory)
         found = self.git.call("rev-parse", "--absolute-git-dir", "--git-common-dir")
@@ -115,6 +116,11 @@ class GitRepository:
         if not self.has(oid):
             return False
         return bool(self.git.ask("for-each-ref", "--count=1", f"--contains={oid}"))
+
+    def history(self, tip: str, parent: str | None) -> list[str]:
+        """List the newest commits that `tip` has and `parent` has not, at most HISTORY_MAX."""
+        words = ("rev-list", "-n", str(HISTORY_MAX), tip, *(("--not", parent) if parent is not None else ()))
+        return self.git.must(*words).split()
 
     def is_ancestor(self, one: str, other: str, env: dict[str, str] | None = None) -> bool:
         return self.git.ask("merge-base", "--is-ancestor", one, other, env=env) is not None

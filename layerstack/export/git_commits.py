@@ -51,6 +51,8 @@ class ExportedRef(NamedTuple):
     """True if the tip of the agents' commits is `oid` or one of its ancestors."""
     in_tip: bool
     """True if `oid` is the tip or one of its ancestors."""
+    history: frozenset[Oid] = frozenset()
+    """Commits that the ref reaches and the parent does not: the newest ones."""
 
 
 class GitExportRequest(NamedTuple):
@@ -396,6 +398,8 @@ class GitExport:
                 f"export the agents' commits: {error.message}", reason=error.reason, details=error.details
             ) from None
         for oid in commits:
+            if self._request.previous is not None and oid in self._request.previous.history:
+                continue
             kind, data = objects.read(oid, "commit")
             links = objects.links(oid)
             olds = [objects.links(p).tree for p in links.parents]

@@ -1,4 +1,4 @@
-"""The message of a publication: what its author says about the change."""
+"""The message of a publication: its author's own words about the change."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Author(NamedTuple):
     rollback_to: int | None = None
     """The version whose tree the layer restores."""
     message: str | None = None
-    """What the author says about the change."""
+    """The author's own words about the change."""
 
     @property
     def leaving(self) -> tuple[str, ...]:

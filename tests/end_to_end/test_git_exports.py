@@ -31,12 +31,11 @@ def git(where: Path | str, *words: str) -> str:
         cwd=where,
         env=QUIET,
         capture_output=True,
-        text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.rstrip("\n")
+    return os.fsdecode(done.stdout).rstrip("\n")
 
 
 def given(desk: Desk) -> Path:
@@ -222,10 +221,10 @@ def test_kinds_of_entries_and_the_directory_export_agree(shared_desk: Desks, tmp
     git(root, "config", "--unset", "core.fsmonitor")
     copy = tmp_path / "copy"
     git(root, "clone", "-q", "-b", "main", ".", str(copy))
-    words = ("--sandbox-id", sandbox.id, "--dest", str(copy), "--on-conflict", "overwrite")
+    words = ("--sandbox-id", sandbox.id, "--dest", str(copy), "--skip-unsafe")
     desk.do("manager", "export_changes", *words)
     for name in ("nested", ".GIT"):
-        subprocess.run(["rm", "-r", copy / name], check=True, timeout=60)
+        subprocess.run(["rm", "-rf", copy / name], check=True, timeout=60)
     git(copy, "add", "-A")
     mine = {path: row for path, row in rows.items() if path != "nested"}
     tree = git(copy, "write-tree")

@@ -53,7 +53,7 @@ def request_of(args: dict[str, Any]) -> tuple[int, GitExportRequest]:
 
     Args:
         args: version; sandbox_id; history; has_tip; dry_run; previous: null or an object with oid, tree,
-            version, contains_tip, in_tip.
+            version, contains_tip, in_tip, history.
     Raises:
         OperationError: invalid_request, reason bad_argument.
     """
@@ -91,6 +91,7 @@ def _previous(given: Any) -> ExportedRef | None:
         version,
         given.get("contains_tip") is True,
         given.get("in_tip") is True,
+        frozenset(map(_oid, given.get("history") or ())),
     )
 
 

@@ -23,7 +23,7 @@ APPLY_PATCH = Operation(
         ),
         SESSION._replace(help="Session to change. Omit to publish at once."),
         AGENT,
-        MESSAGE,
+        MESSAGE._replace(hidden=True),
     ),
     related=("file_edit", "file_write", "file_read"),
     examples=("sandbox-runtime-cli --sandbox-id eos-1 apply_patch --patch-file fix.diff",),

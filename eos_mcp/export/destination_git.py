@@ -40,7 +40,7 @@ class HostGit:
     """Runs git in one directory.
 
     Raises, from the constructor and its methods:
-        OperationError: reason git_not_found, git_failed.
+        OperationError: reason git_missing, git_failed.
     """
 
     def __init__(self, directory: str) -> None:
@@ -48,7 +48,7 @@ class HostGit:
         if found is None:
             raise git_failed(
                 "format git needs git on the host, and there is none on PATH",
-                "git_not_found",
+                "git_missing",
                 hint="install git, or export with the format dir, tar or tar-zst",
             )
         self._git, self.directory = found, directory
