@@ -152,6 +152,25 @@ class TornUnit(NamedTuple):
         return found | {"hint": self.hint}
 
 
+COMMITS_SHOWN = 20
+"""Commits of one side that a conflict lists."""
+
+
+class GitCommits(NamedTuple):
+    """The commits of a branch that each side added, in hex, oldest first."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for side, commits in (("ours", self.ours), ("theirs", self.theirs)):
+            found[side] = list(commits[-COMMITS_SHOWN:])
+            if len(commits) > COMMITS_SHOWN:
+                found[f"{side}_count"] = len(commits)
+        return found
+
+
 class Conflict(NamedTuple):
     """A path that a publication could not decide. Ours is the session's side, theirs the head's."""
 
@@ -170,6 +189,11 @@ class Conflict(NamedTuple):
     """The unit of a conflict of class `unit`; its root is `path`."""
     renamed: Renamed | None = None
     """The new path of the entry, when one side only renamed it."""
+    ref: str | None = None
+    """The branch, or HEAD, whose commits do not merge."""
+    commits: GitCommits | None = None
+    hint: str | None = None
+    """What to do, for a class that is about a whole repository."""
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {
@@ -188,6 +212,12 @@ class Conflict(NamedTuple):
             out["unit"] = self.unit.to_json()
         if self.renamed is not None:
             out["renamed_to"], out["renamed_by"] = path_json(self.renamed.to), self.renamed.by
+        if self.ref is not None:
+            out["ref"] = self.ref
+        if self.commits is not None:
+            out["commits"] = self.commits.to_json()
+        if self.hint is not None:
+            out["hint"] = self.hint
         return out
 
 
@@ -204,6 +234,13 @@ class Notice(NamedTuple):
     split_link      one name of a hard link got a content of its own; `others` have the old one
     built_on        about the whole publication: ours was made on `version`; the head has other content in
                     `unseen`, inputs of builds
+    branch_not_switched  HEAD stays at the head's branch (`detail`); ours had another one checked out
+    ref_kept        one side deleted the ref `path`, the other moved or needs it: it stays
+    ref_renamed     the ref `path` of ours has the name `detail`, since the head has another value there
+    kept_commits    commits that no ref had any more are kept as the ref `detail`
+    unstaged        `path` was staged, and is not any more: what was staged does not fit the head
+    unsigned        replayed commits lost their signatures; `number` of them, on the ref `path`
+    tag_not_moved   the tag `path` names a commit that was replayed; it stays where it is
     rules_refused   a `.gitignore` of the base version is beyond the limits: its paths count as source
     """
 
@@ -223,6 +260,8 @@ class Notice(NamedTuple):
     """Set on `built_on`, which is not about a single path: the version that the session saw, and the build
     inputs whose content differs in the head.
     """
+    detail: str | None = None
+    """Of a notice about a ref: the other name."""
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {
@@ -234,6 +273,8 @@ class Notice(NamedTuple):
         for key, value in (("unit", self.unit), ("count", self.number), ("more", self.more)):
             if value is not None:
                 out[key] = value
+        if self.detail is not None:
+            out["detail"] = self.detail
         if self.unseen:
             out["unseen"] = [path_json(path)["path"] for path in self.unseen]
         for renamed in self.renamed:

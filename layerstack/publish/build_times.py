@@ -25,7 +25,7 @@ from layerstack.layers.index import Layer, LayerTimes
 from layerstack.layers.index_file import Indexed
 from layerstack.model.conflict import Notice
 from layerstack.model.spread_times import MILLISECOND, SECOND, below, spread
-from layerstack.publish.edits import Bring, Edit, Write
+from layerstack.publish.edits import Bring, Edit, Show, Write
 from layerstack.publish.unseen_inputs import built_on, lacks_input
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import DiskTree, Tree
@@ -84,6 +84,12 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
     base, roles, since_ns = work.base, work.roles, work.since_ns
     brought = {edit.path for edit in edits if isinstance(edit, Bring)}
     merged = {edit.path for edit in edits if isinstance(edit, Write)}
+    for edit in edits:
+        if isinstance(edit, Show) and edit.state is not None:
+            if edit.state.body is not None:
+                merged.add(edit.path)
+            elif (head := edit.trees.head.find(edit.path)) is not None and head.inode == edit.state.inode:
+                brought.add(edit.path)
     routes, kinds, times = [0, 0], bytearray(), array("q")
     oldest: int | None = None
     newest = newest_made = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from layerstack.layers.chain import Chain
 from layerstack.model.paths import parent as parent_of
 from layerstack.tree.disk import Tree
 from layerstack.tree.state import State
@@ -72,4 +73,20 @@ class Recapture(NamedTuple):
         return
 
 
-Edit = Drop | Bring | Attributes | Write | Whiteout | Recapture
+class MergedTrees(NamedTuple):
+    """The trees of a merge: what `Show` needs to know of what is around a path."""
+
+    base: Chain
+    ours: Chain
+    head: Chain
+
+
+class Show(NamedTuple):
+    """Make the mount show a state at the path, None for nothing, whatever the layer has at and above it."""
+
+    path: str
+    state: State | None
+    trees: MergedTrees
+
+
+Edit = Drop | Bring | Attributes | Write | Whiteout | Recapture | Show

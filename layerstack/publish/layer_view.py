@@ -12,15 +12,15 @@ from layerstack.layers.chain import Chain
 from layerstack.model.paths import ancestors, join
 from layerstack.model.paths import parent as parent_of
 from layerstack.publish.edits import Bring, Drop, Edit, Write
-from layerstack.tree.disk import NAME_MAX, DiskTree
-from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT, State, equal, kind_of
+from layerstack.tree.disk import NAME_MAX, Tree
+from layerstack.tree.state import DIRECTORY, WHITEOUT, State, equal
 
 
 class LayerView:
     """Tree of a layer, and what a mount of it on top of `head` shows."""
 
     def __init__(
-        self, tree: DiskTree, base: Chain, ours: Chain, head: Chain, displaced: Callable[[str, str], None]
+        self, tree: Tree, base: Chain, ours: Chain, head: Chain, displaced: Callable[[str, str], None]
     ) -> None:
         """`displaced(path, side)` is called before a directory replaces the entry of a side at a path."""
         self.tree, self.base, self.ours, self.head = tree, base, ours, head
@@ -36,23 +36,14 @@ class LayerView:
         A symlink of the layer is not followed: it may lead anywhere outside, so nothing is below it.
         """
         for above in ancestors(path)[1:]:
-            if self._kind(above) != DIRECTORY:
+            if self.tree.kind(above) != DIRECTORY:
                 return None
-        return self._kind(path)
-
-    def _kind(self, path: str) -> str | None:
-        """Give the kind of the layer's entry. The directories above it are directories of the layer."""
-        try:
-            status = os.lstat(self.tree.full(path))
-        except FileNotFoundError:
-            return None
-        kind = kind_of(status.st_mode)
-        return kind if kind in (FILE, DIRECTORY, LINK) else WHITEOUT
+        return self.tree.kind(path)
 
     def is_hidden(self, path: str) -> bool:
         """Check whether the layer, which has no entry of its own at the path, hides the head's."""
         for above in ancestors(path):
-            kind = self._kind(above)
+            kind = self.tree.kind(above)
             if kind is None:
                 return False
             if kind != DIRECTORY or self.tree.opaque(above):
@@ -158,7 +149,7 @@ class LayerView:
                 self.tree.remove(path)
             self.edits.append(Drop(path))
         for above in reversed(ancestors(path)):
-            if not above or self.listed(above) != DIRECTORY or os.listdir(self.tree.full(above)):
+            if not above or self.listed(above) != DIRECTORY or self.tree.scan(above):
                 return
             if self.head.find(above) is not None or self.base.find(above) is None:
                 return
@@ -174,6 +165,18 @@ class LayerView:
             self.remove(path)
         if state is not None and self.is_hidden(path):
             self.put_tree(self.head, path, path, lambda _: True)
+
+    def show(self, path: str, state: State | None) -> None:
+        """Make the mount show this state at the path, with as few entries of the layer as that needs."""
+        head = self.head.find(path)
+        if state is None:
+            self.hide(path)
+            if head is None and self.listed(path) == WHITEOUT:
+                self.remove(path)
+        elif head is not None and equal(state, head):
+            self.show_head(path)
+        elif self.listed(path) in (None, WHITEOUT) or not equal(state, self.tree.state(path)):
+            self.put(path, state)
 
     def hide(self, path: str) -> None:
         """Make the mount show nothing at the path."""

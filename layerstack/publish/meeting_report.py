@@ -10,6 +10,7 @@ from layerstack.layers.renames import Renames
 from layerstack.model.conflict import HUNK_TEXT_MAX, Conflict, Hunk, Notice, Renamed, TheirsLayer, TornUnit
 from layerstack.model.paths import ancestors, byte_order
 from layerstack.publish.edits import Edit
+from layerstack.publish.git_outcome import NO_GIT, GitOutcome
 from layerstack.publish.three_trees import Trees
 from layerstack.text.lines import lines_at, numbering, scan_lines
 from layerstack.tree.state import FILE, WHITEOUT, fingerprint
@@ -43,6 +44,7 @@ class Findings(NamedTuple):
     """Derived paths where the head's entry replaces ours."""
     both_removed: list[str]
     units: Sequence[Decided]
+    git: GitOutcome = NO_GIT
 
 
 class Report:
@@ -67,6 +69,7 @@ class Report:
         listed: list[Conflict] = []
         left = TEXTS_MAX
         conflicts, torn = self._with_units()
+        by_git = {one.path: one for one in self._found.git.conflicts}
         for path in sorted(conflicts):
             kind, hunks = conflicts[path]
             hunks = hunks[: HUNK_LIMIT + 1]
@@ -95,6 +98,8 @@ class Report:
                     self._renamed(path, kind),
                 )
             )
+            if path in by_git:
+                listed[-1] = by_git[path].told(listed[-1])
         listed.sort(key=lambda c: c.path.encode("utf-8", "surrogateescape"))
         return tuple(listed)
 
@@ -118,6 +123,7 @@ class Report:
     def notices(self) -> tuple[Notice, ...]:
         """List the notices: decisions other than conflicts."""
         found, left = [*self._found.notices, *self._renamed_twice()], set(self._found.left)
+        found += self._found.git.notices
         for unit in self._found.units:
             if unit.replaced and unit.whose == OURS:
                 found.append(

@@ -35,7 +35,8 @@ from layerstack.publish import build_logs
 from layerstack.publish.build_times import HeadTimes, Standing, Survey, notices, published_at, survey
 from layerstack.publish.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, CommitUnsynced, commit
 from layerstack.publish.commit import write_new as write_manifest
-from layerstack.publish.edits import Edit
+from layerstack.publish.edits import Edit, Show
+from layerstack.publish.layer_view import LayerView
 from layerstack.publish.outcome import Preview, Published
 from layerstack.publish.resolve import MergePlan, plan
 from layerstack.publish.three_trees import Meeting
@@ -98,7 +99,12 @@ def describe(layer: Layer) -> TheirsLayer:
 
 def apply(tree: Tree, edits: Iterable[Edit]) -> None:
     """Apply the edits to a clone; directories keep their times."""
+    view: LayerView | None = None
     for edit in edits:
+        if isinstance(edit, Show):
+            view = view or LayerView(tree, *edit.trees, lambda path, side: None)
+            view.show(edit.path, edit.state)
+            continue
         above = parent_of(edit.path)
         times = tree.state(above).times if edit.path else None
         edit.apply(tree)

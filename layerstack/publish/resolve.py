@@ -12,16 +12,29 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from layerstack.layers.index import IndexRecord
+from layerstack.core.publish_rules import OFF
 from layerstack.model.conflict import Conflict, Hunk, Notice
-from layerstack.model.paths import ancestors
+from layerstack.model.paths import ancestors, byte_order
 from layerstack.model.paths import parent as parent_of
 from layerstack.publish.decide import Verdict, decide, merged_content
-from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Recapture, Whiteout, Write
+from layerstack.publish.edits import (
+    Attributes,
+    Bring,
+    Drop,
+    Edit,
+    MergedTrees,
+    Recapture,
+    Show,
+    Whiteout,
+    Write,
+)
+from layerstack.publish.git_outcome import NO_GIT, GitOutcome
+from layerstack.publish.git_repositories import merge_repositories
 from layerstack.publish.meeting_report import Findings, Report
 from layerstack.publish.three_trees import Meeting, Three, Trees
-from layerstack.tree.state import DIRECTORY, WHITEOUT, RemadeState, State
+from layerstack.tree.state import DIRECTORY, WHITEOUT, RemadeState, State, is_one
 from layerstack.units.plan_units import NONE, decided_units
-from layerstack.units.units import HEAD, OURS
+from layerstack.units.units import GIT, HEAD, OURS
 
 KEPT_MAX = 64 << 20
 """Bytes of merged files that a plan keeps; further files are merged once more when they are written."""
@@ -40,6 +53,8 @@ class MergePlan(NamedTuple):
     notices: tuple[Notice, ...]
     below: tuple[str, ...] = ()
     """Paths in conflict of class `parent` that are not listed, since one above them is."""
+    git: GitOutcome = NO_GIT
+    """Decisions about repositories."""
 
 
 def plan(meeting: Meeting, units: Mapping[tuple[str, str], str] = NONE) -> MergePlan:
@@ -54,8 +69,11 @@ def plan(meeting: Meeting, units: Mapping[tuple[str, str], str] = NONE) -> Merge
     merge = _Merge(meeting, units)
     merge.visit_root()
     merge.place_forced()
+    merge.place_git()
     report = Report(merge.trees, merge.found, meeting.rules.units)
-    return MergePlan(report.conflicts(), tuple(merge.edits), report.notices(), tuple(report.below))
+    return MergePlan(
+        report.conflicts(), tuple(merge.edits), report.notices(), tuple(report.below), merge.git
+    )
 
 
 class Above(enum.Flag):
@@ -96,12 +114,27 @@ class _Merge:
         self.derived = trees.derived
         self.kept, self.last = KEPT_MAX, ("", b"")
         self.taken: set[str] = set()  # ignored directories of ours that replace the head's entry
-        units = decided_units(trees.own, trees.newer, trees.base, meeting.rules.units, trees.sides, taken)
-        self.forced = {path: unit.whose for unit in units for path in unit.forced}
+        self.git = merge_repositories(trees, meeting)
+        if self.git.tracked is not None:
+            trees.tracked = self.git.tracked
+        units = decided_units(
+            trees.own,
+            trees.newer,
+            trees.base,
+            meeting.rules.units,
+            trees.sides,
+            taken,
+            without="" if meeting.rules.git == OFF else GIT.name,
+        )
+        self.forced = {
+            path: unit.whose for unit in units for path in unit.forced if path not in self.git.settled
+        }
         unlisted = [path for path in self.forced if path not in trees.index]
         self.filled = {above for path in unlisted for above in ancestors(path)}
         """Directories into which `place_forced` brings an entry."""
-        self.found = Findings([], {}, [], [], [], [], units)
+        self.found = Findings([], {}, [], [], [], [], units, self.git)
+        self.found.conflicts.update({one.path: (one.cls, one.hunks) for one in self.git.conflicts})
+        self.filled |= self.git.folders
         self.edits, self.notices, self.replaced, self.left = (
             self.found.edits,
             self.found.notices,
@@ -191,7 +224,7 @@ class _Merge:
         trees = self.trees
         for q in trees.below(path):
             h = trees.head.find(q)
-            if h is None or q in self.forced:
+            if h is None or q in self.forced or q in self.git.settled:
                 continue
             b = trees.base.find(q)
             if self.derived(q, b, h):
@@ -210,6 +243,10 @@ class _Merge:
             self.visit("", Above.NOTHING)
 
     def visit(self, path: str, above: Above) -> bool:
+        if path in self.git.settled or path in self.git.folders:
+            found = self.visit_settled(path, above)
+            if found is not None:
+                return found
         if path in self.forced:
             return self.visit_forced(path, above)
         if self.path_index.masked(path, self.version):
@@ -376,7 +413,7 @@ class _Merge:
             return brought[q] if q in brought else q in index and index[q].kind == DIRECTORY and q not in lost
 
         for q in trees.below(path):
-            if q in index or q in brought:
+            if q in index or q in brought or q in self.git.settled:
                 continue
             h = trees.head.find(q)
             if h is None:
@@ -406,6 +443,45 @@ class _Merge:
                 self.notices.append(Notice("dropped", q))
             else:
                 self.conflict(q, "parent")
+
+    # git
+
+    def visit_settled(self, path: str, above: Above) -> bool | None:
+        """Decide a path that the merge of a repository settled, or a directory above one; `place_git` adds
+        what is still to be changed. None: a directory on both sides, for the table to decide.
+        """
+        rec, h = self.trees.index[path], self.trees.head.find(path)
+        if rec.kind == DIRECTORY:
+            if h is not None and h.kind == DIRECTORY:
+                return None
+            inner = above & ~Above.GONE | (Above.HIDES if rec.opaque else Above.NOTHING)
+            if self.visit_children(path, inner) or path in self.git.folders:
+                return True
+            return self.heads(path, h, above)
+        if h is not None and h.kind == DIRECTORY:
+            self.hidden(path)
+        if path in self.git.folders or path not in self.git.states:
+            return True
+        wanted = self.git.states[path]
+        if is_one(wanted, h) and not above & Above.HIDES:
+            return self.heads(path, h, above)
+        return True
+
+    def place_git(self) -> None:
+        """Add edits for the paths whose settled state the layer does not show by itself."""
+        trees, index, states = self.trees, self.trees.index, self.git.states
+        on = MergedTrees(trees.base, trees.shown, trees.head)
+        for path in sorted(states, key=lambda path: (states[path] is not None, byte_order(path))):
+            wanted, rec = states[path], index.get(path)
+            if rec is None:
+                hidden = any((a := index.get(x)) is not None and a.masks for x in ancestors(path))
+                needed = wanted is not None if hidden else not is_one(wanted, trees.head.find(path))
+            elif rec.kind == WHITEOUT:
+                needed = wanted is not None or trees.head.find(path) is None
+            else:
+                needed = rec.kind == DIRECTORY or not is_one(wanted, trees.tree.state(path))
+            if needed:
+                self.edits.append(Show(path, wanted, on))
 
     # units
 

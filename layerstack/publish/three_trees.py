@@ -39,6 +39,8 @@ class Meeting(NamedTuple):
     describe: Callable[[Layer], TheirsLayer]
     """Function that describes a layer and its author."""
     rules: PublishRules = DEFAULT
+    author: str = ""
+    """The agent, or the session's short id, as names of refs have it."""
 
 
 class Three:
@@ -79,6 +81,8 @@ class Trees:
         )
         self._both_ignore, self._own_rules = meeting.ignored, IgnoreRules(self._own_gitignore)
         self._children: dict[str, list[str]] | None = None
+        self.tracked: Callable[[str], bool] = lambda path: False
+        """Predicate: an index of git has the path, so that no ignore rule applies to it."""
 
     @functools.cached_property
     def shown(self) -> Chain:
@@ -110,7 +114,11 @@ class Trees:
 
         A path that one side no longer ignores is checked for conflicts.
         """
-        return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)
+        return (
+            self._both_ignore(path, is_directory)
+            and self._own_rules.ignored(path, is_directory)
+            and not self.tracked(path)
+        )
 
     def children(self, path: str) -> Iterable[str]:
         """The paths that ours lists in a directory."""

@@ -23,7 +23,7 @@ from layerstack.kernel.whiteout import (
 from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model.paths import join
 from layerstack.tree.fileops import link, make_directory, set_meta, set_times, set_xattrs, write_copy
-from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State
+from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State, kind_of
 
 PATH_MAX, NAME_MAX = 4096, 255
 """Bytes of a path with the NUL at its end, and of a name; limits.h of Linux."""
@@ -90,6 +90,12 @@ class Tree(Protocol):
 
     def state(self, path: str) -> State:
         """Give the state of the entry at the path, which exists."""
+        ...
+
+    def kind(self, path: str) -> str | None:
+        """Give the kind of this layer's own entry; None when it has none. The directories above it are
+        directories of the layer.
+        """
         ...
 
     def opaque(self, path: str) -> bool:
@@ -208,6 +214,14 @@ class DiskTree:
 
     def state(self, path: str) -> State:
         return State(self.full(path), self.xattr_namespace, linkable=self.linkable)
+
+    def kind(self, path: str) -> str | None:
+        try:
+            status = os.lstat(self.full(path))
+        except FileNotFoundError:
+            return None
+        kind = kind_of(status.st_mode)
+        return WHITEOUT if kind == SPECIAL else kind
 
     def opaque(self, path: str) -> bool:
         return is_opaque(self.full(path), self.xattr_namespace)

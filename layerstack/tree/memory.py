@@ -11,7 +11,7 @@ from typing import Protocol
 from layerstack.kernel.xattrs import XattrNamespace
 from layerstack.model.paths import parent as parent_of
 from layerstack.tree.disk import LARGE, Children, DirectoryEntry
-from layerstack.tree.state import DIRECTORY, WHITEOUT, State
+from layerstack.tree.state import DIRECTORY, SPECIAL, WHITEOUT, State
 
 
 class _Node:
@@ -116,6 +116,13 @@ class MemoryTree:
             return self._disk().state(path)
         assert node.state is not None
         return node.state
+
+    def kind(self, path: str) -> str | None:
+        if not path:
+            return DIRECTORY
+        name = path.rpartition("/")[2]
+        found = next((entry.kind for entry in self.scan(parent_of(path)) if entry.name == name), None)
+        return WHITEOUT if found == SPECIAL else found
 
     def opaque(self, path: str) -> bool:
         node = self._find(path)

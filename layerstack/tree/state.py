@@ -206,6 +206,27 @@ def equal(x: State | None, y: State | None) -> bool:
     return x.kind == y.kind and x.meta == y.meta and x.xattrs == y.xattrs and same(x, y)
 
 
+def is_one(x: State | None, y: State | None) -> bool:
+    """Check whether two states are one file, link or directory on disk; None is absent. False is no proof
+    that they differ.
+    """
+    if x is None or y is None:
+        return x is y
+    return x is y or (x.body is None and y.body is None and x.inode == y.inode and x.meta == y.meta)
+
+
+def made_state(like: State, kind: str, meta: Meta, body: bytes) -> State:
+    """Make a file or symlink that exists in memory only, with the owner's and mode's values of `meta` and no
+    xattrs.
+    """
+    new = like.changed(meta=meta, xattrs={}, content=b"" if kind == LINK else body)
+    new.kind, new.linkable, new.allocated = kind, False, 0
+    if kind == LINK:
+        new.target_text, new.size, new.body = os.fsdecode(body), len(body), None
+    new.inode = (-1, id(new))
+    return new
+
+
 def fingerprint(state: State | None) -> Fingerprint:
     """Give the state as a conflict reports it. Reads a file's bytes."""
     if state is None:

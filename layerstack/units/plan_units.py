@@ -12,6 +12,7 @@ from layerstack.model.paths import ancestors, parent
 from layerstack.tree.state import DIRECTORY
 from layerstack.units.units import (
     BUILT_IN,
+    GIT,
     SQLITE,
     Candidates,
     Decided,
@@ -42,6 +43,7 @@ def decided_units(
     kinds: Sequence[Kind],
     sides: Callable[[], Sides],
     taken: Mapping[tuple[str, str], str] = NONE,
+    without: str = "",
 ) -> list[Decided]:
     """Decide the units that a merge path by path would mix from parts of both sides.
 
@@ -49,6 +51,7 @@ def decided_units(
         own: the captured work.
         newer: the layers of the head since `base`.
         taken: (kind's name, root) of units in conflict -> the side that they are taken from.
+        without: name of a kind that is decided elsewhere.
     Cost: a search of the names, once per layer; the rest only where a name may be that of a member.
     """
     named = named_in(own.index or {}, kinds).union(
@@ -59,8 +62,20 @@ def decided_units(
     found = [
         decide(unit, _candidates(unit, own, newer, base), sides(), taken.get((unit.kind.name, unit.root)))
         for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))
+        if unit.kind.name != without
     ]
     return [one for one in found if one is not None]
+
+
+def repositories(own: Layer, newer: Sequence[Layer], kinds: Sequence[Kind]) -> list[str]:
+    """List the roots of the git repositories that the paths of the layers may belong to, by their names."""
+    named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer))
+    return sorted({unit.root for unit in named if unit.kind is GIT})
+
+
+def changed_below(layer: Layer, root: str, base: Chain) -> set[str]:
+    """List the paths at and below `root` that a layer lists or deletes, unchanged containers left out."""
+    return _listed(layer, root)[0] | set(_hidden(layer, root, base))
 
 
 def _unnamed(own: Layer, newer: Sequence[Layer], base: Chain) -> Iterator[Unit]:

@@ -253,8 +253,8 @@ class _Glob:
         )
 
 
-SQLITE = _Sqlite()
-BUILT_IN: tuple[Kind, ...] = (_Git(), _Lmdb(), _LevelDb(), SQLITE)
+SQLITE, GIT = _Sqlite(), _Git()
+BUILT_IN: tuple[Kind, ...] = (GIT, _Lmdb(), _LevelDb(), SQLITE)
 
 _NEEDLES = (
     "-wal\n",
