@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from layerstack.units.units import Kind
 
-
 REBASE, MERGE, BRANCH, OFF = GIT_MODES = ("rebase", "merge", "branch", "off")
 """Ways to publish commits of a branch that both sides moved; `off`: repositories are files like any other."""
 

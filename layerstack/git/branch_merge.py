@@ -1,4 +1,5 @@
-"""Merge a branch that both sides moved: replay commits as `git rebase` does, or merge them as `git merge` does.
+"""Merge a branch that both sides moved: replay commits as `git rebase` does, or merge them
+as `git merge` does.
 
 The result depends on the objects alone, not on the time of the merge: a publication that is planned again
 makes the same commits.
@@ -96,9 +97,7 @@ class _Replayed(NamedTuple):
     unsigned: int
 
 
-def _replay(
-    objects: Objects, base: Oid | None, tip: Oid, onto: Oid, rules: BranchRules
-) -> _Replayed | None:
+def _replay(objects: Objects, base: Oid | None, tip: Oid, onto: Oid, rules: BranchRules) -> _Replayed | None:
     """Replay the commits of base..tip; None when one is a merge, is known to a server, or does not apply."""
     commits = between(objects, base, tip)
     if any(len(objects.links(oid).parents) > 1 for oid in commits):

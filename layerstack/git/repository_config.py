@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 
-from layerstack.git.attributes import GitAttributes, merge_driver
 from layerstack.git.attributes import FILE_MAX as ATTRIBUTES_MAX
+from layerstack.git.attributes import GitAttributes, merge_driver
 from layerstack.git.git_config import CONFIG_MAX, GitConfig
 from layerstack.git.object_format import FORMATS, SHA1, GitRefused, ObjectFormat, Oid
 from layerstack.git.objects import GitTree, Objects

@@ -1,5 +1,5 @@
-"""Merge one repository that a session and the head both changed: its refs, commits, index, logs and files, and
-the tracked files of its work tree.
+"""Merge one repository that a session and the head both changed: its refs, commits, index, logs and files,
+and the tracked files of its work tree.
 
 Nothing is written here: the result is a state for each path that the merge decides. Paths of other kinds,
 such as hooks, stay with the rules for any file.
@@ -8,12 +8,13 @@ such as hooks, stay with the rules for any file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from layerstack.git.ancestry import is_ancestor
 from layerstack.git.branch_merge import BranchMerge, BranchRules, BranchSides, merge_branch
 from layerstack.git.commits import tag_target
+from layerstack.git.config_merge import merge_configs
 from layerstack.git.entry_class import DERIVED, INDEX, JUNK, LAST_WRITER, LOG, OBJECT, class_of
 from layerstack.git.git_index import GitIndex, same_entries
 from layerstack.git.index_merge import IndexMerge, IndexSide, merge_indexes
@@ -123,7 +124,7 @@ class RepositoryMerger:
     ) -> None:
         self.sides, self.rules, self.root = sides, rules, sides.root
         self.trees = (sides.base, sides.ours, sides.head)
-        above, slash, name = sides.root.rpartition("/")
+        above, _, name = sides.root.rpartition("/")
         self.worktree: str | None = above if name == ".git" else None
         inside = sides.root + "/"
         self.entries = tuple(
@@ -135,9 +136,7 @@ class RepositoryMerger:
         )
         """Paths below the work tree that each side may have changed."""
         self.configs = tuple(RepositoryConfig(sides.root, tree) for tree in self.trees)
-        self.config = next(
-            (self.configs[n] for n in (2, 1, 0) if self.configs[n].exists), self.configs[2]
-        )
+        self.config = next((self.configs[n] for n in (2, 1, 0) if self.configs[n].exists), self.configs[2])
         self.fmt = self.config.object_format
         self.objects = Objects(sides.root, (sides.head, sides.ours, sides.base), self.fmt)
         self.states: dict[str, State | None] = {}
@@ -148,7 +147,9 @@ class RepositoryMerger:
         self.published: list[Oid] = []
         """Commits that a branch of the result may not contain any more, and that were published."""
         self.moves: dict[bytes, LogMove] = {}
-        self.changed: tuple[set[str], set[str]] = ({*()}, {*()})
+        self.indexes: tuple[GitIndex | None, ...] = ()
+        """Indexes of base, ours and head."""
+        self.changed: tuple[set[str], set[str]] = (set(), set())
         """Entries of the repository that each side really changed."""
 
     def _below(self, path: str) -> bytes | None:
@@ -235,7 +236,7 @@ class RepositoryMerger:
         self.kept = add_kept_refs(
             self.objects,
             self.refs,
-            [*self._tips(refs[2]), *self.published, *map(bytes.fromhex, map(bytes.decode, merged.lost))],
+            [*self.tips(refs[2]), *self.published, *map(bytes.fromhex, map(bytes.decode, merged.lost))],
             self.rules.author,
         )
         self._merge_worktree()
@@ -356,9 +357,10 @@ class RepositoryMerger:
         word = ref_word(self.rules.author)
         short = name.removeprefix(HEADS)
         aside = HEADS + b"eos/" + word
-        if (value := self.refs.get(aside)) is not None and value.oid is not None:
-            if not self._is_ancestor(value.oid, ours):
-                aside = free_ref_name(aside + b"-" + short.replace(b"/", b"-"), word, self.refs.__contains__, None)
+        there = self.refs.get(aside)
+        if there is not None and not (there.oid is not None and self._is_ancestor(there.oid, ours)):
+            wanted = aside + b"-" + short.replace(b"/", b"-")
+            aside = free_ref_name(wanted, word, self.refs.__contains__, None)
         self.refs[aside] = RefValue(ours)
         self.notices.append(
             RepositoryNotice("ref_renamed", name.decode("utf-8", "replace"), aside.decode("utf-8", "replace"))
@@ -401,7 +403,7 @@ class RepositoryMerger:
             oid = tag_target(self.objects.read(oid, "tag")[1], self.fmt)[0]
         return oid
 
-    def _tips(self, refs: RefMap) -> list[Oid]:
+    def tips(self, refs: RefMap) -> list[Oid]:
         """List the values of refs that were published, for those that the result must still reach."""
         found: list[Oid] = []
         for name, value in refs.items():
@@ -428,7 +430,9 @@ class RepositoryMerger:
         self.clean, self.doubtful = set[bytes](), set[bytes]()
         found = merge_indexes(
             self.objects,
-            *(IndexSide(index, tree) for index, tree in zip(self.indexes, trees, strict=True)),
+            IndexSide(self.indexes[0], trees[0]),
+            IndexSide(self.indexes[1], trees[1]),
+            IndexSide(self.indexes[2], trees[2]),
             new,
         )
         self.notices += [
@@ -545,7 +549,9 @@ class RepositoryMerger:
     def _keep_heads(self, *tops: str) -> None:
         """Give the entries that ours lists the head's state, which other steps then change."""
         for below in self.entries[0]:
-            rest = below.split("/", 2)[2] if below.startswith("worktrees/") and below.count("/") > 1 else below
+            rest = (
+                below.split("/", 2)[2] if below.startswith("worktrees/") and below.count("/") > 1 else below
+            )
             if rest.partition("/")[0] in tops:
                 self.states[self.at(below)] = self.sides.head.find(self.at(below))
 
@@ -579,5 +585,3 @@ class RepositoryMerger:
             self.put("config", found.content)
         else:
             self.conflicts.append(RepositoryConflict(at, "content"))
-
-

@@ -1,11 +1,11 @@
 """Merge the files of a work tree with the commits that are checked out: git decides first.
 
-| in ours     | in the head | the file of the result                                                           |
-|-------------|-------------|----------------------------------------------------------------------------------|
-| clean       | clean       | that of the new HEAD, as ours or the head has it where one of them does          |
-| uncommitted | clean       | ours' change on the new HEAD's file, as `git switch -m` carries it               |
-| clean       | uncommitted | the head's change on the new HEAD's file                                         |
-| uncommitted | uncommitted | decided by the table for any file (`layerstack.publish.decide`), by base and sides |
+| in ours     | in the head | the file of the result                                             |
+|-------------|-------------|--------------------------------------------------------------------|
+| clean       | clean       | that of the new HEAD, as ours or the head has it where one does    |
+| uncommitted | clean       | ours' change on the new HEAD's file, as `git switch -m` carries it |
+| clean       | uncommitted | the head's change on the new HEAD's file                           |
+| uncommitted | uncommitted | left to the table for any file, by the base's file and both sides' |
 
 Clean: equal, through the filters of its side, to the file of the side's own HEAD. An uncommitted change that
 the base had already, and that this side left as it was, gives way to a side that committed or discarded it.
@@ -89,9 +89,7 @@ class WorktreeMerge:
         for path in sorted(paths):
             self._decide(path)
         self._check_folders()
-        return FilesMerged(
-            self.states, tuple(self.conflicts), frozenset(self.clean), frozenset(self.left)
-        )
+        return FilesMerged(self.states, tuple(self.conflicts), frozenset(self.clean), frozenset(self.left))
 
     def value(self, tree: Oid | None, path: bytes) -> FileValue | None:
         """Give the entry of a path in a tree; None for none and for a directory."""
@@ -278,5 +276,3 @@ class WorktreeMerge:
             elif self.states.get(os.fsencode(path[skip:]), found) is not None:
                 return True
         return False
-
-

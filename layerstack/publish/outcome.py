@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from layerstack.errors import LayerStackError
@@ -22,6 +24,10 @@ class Published(NamedTuple):
     notices: tuple[Notice, ...]
     dropped: tuple[str, ...]
     """Paths that were left out: FIFOs, sockets, devices, and half-written files of a killed process."""
+    rewritten: Mapping[str, str] = MappingProxyType({})
+    """Commit of the work in hex -> the commit that replaces it."""
+    kept_refs: tuple[str, ...] = ()
+    """Refs that keep published commits which no branch has any more."""
 
 
 class Preview(NamedTuple):

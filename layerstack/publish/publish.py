@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from layerstack.core.layer_times import KEY as TIMES
+from layerstack.core.publish_rules import OFF
 from layerstack.core.quota import size_of
 from layerstack.core.stack import Stack
 from layerstack.errors import PublishRejected
@@ -46,11 +47,13 @@ from layerstack.tree.disk import DiskTree, Tree, clone
 from layerstack.tree.memory import MemoryTree
 from layerstack.tree.staging import Names
 from layerstack.tree.state import DIRECTORY, WHITEOUT
-from layerstack.units.plan_units import meet
+from layerstack.units.plan_units import may_have_repositories, meet
 
 SYNCED = (*METADATA_SUFFIXES, HEAD)
 """Suffixes of the files that are synced with a layer before it is renamed in."""
 
+SHORT_ID = 12
+"""Characters of a session's id in names of refs."""
 ROUNDS = 3
 """Optimistic rounds before the lock is held from plan to commit."""
 
@@ -85,6 +88,11 @@ class Author(NamedTuple):
     """The version whose tree the layer restores."""
     message: str | None = None
     """The author's own words about the change."""
+
+    @property
+    def ref_word(self) -> str:
+        """Name of the author in refs and logs of git: the agent, or the session."""
+        return self.agent or (self.session_id or self.owner)[:SHORT_ID]
 
     @property
     def leaving(self) -> tuple[str, ...]:
@@ -170,6 +178,7 @@ def preview(
     dropped: tuple[str, ...],
     leaving: Collection[str] = (),
     written: Collection[str] = (),
+    author: str = "",
 ) -> Preview:
     """Return the result that `publish` would have for a captured tree in memory; the tree is changed and must
     not be used again.
@@ -177,10 +186,11 @@ def preview(
     Args:
         leaving: names of leases that would end with the publication.
         written: as in `Work`.
+        author: as `Author.ref_word`.
     """
     with stack.reading() as snapshot:
         roles = Roles(stack.routes.ignored(version), stack.inputs, written)
-        found, size = _preview(stack, tree, base, version, dropped, snapshot.manifest, roles)
+        found, size = _preview(stack, tree, base, version, dropped, snapshot.manifest, roles, author)
     refused = stack.quota.refusal(size, leaving) if found.would_publish else None
     return found if refused is None else found._replace(would_publish=False, refused=refused)
 
@@ -193,11 +203,12 @@ def _preview(
     dropped: tuple[str, ...],
     head: Manifest,
     roles: Roles,
+    author: str,
 ) -> tuple[Preview, Callable[[], int]]:
     """Compute the preview without limits, and a function that gives the size of the layer."""
     ignored = roles.ignored
     indexed = build(tree, base, hashes=False)
-    planned = _plan(stack, tree, indexed, base, version, head)
+    planned = _plan(stack, tree, indexed, base, version, head, author)
     if planned.conflicts:
         source, other = count_routes(indexed, base, ignored)
         return Preview(
@@ -225,13 +236,27 @@ def _preview(
     )
 
 
-def _plan(stack: Stack, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> MergePlan:
-    if head.version == version:
+def _plan(
+    stack: Stack,
+    tree: Tree,
+    indexed: Indexed,
+    base: Chain,
+    version: int,
+    head: Manifest,
+    author: str = "",
+    *,
+    merge: bool = True,
+) -> MergePlan:
+    if head.version == version and not (
+        merge and stack.rules.git != OFF and may_have_repositories(indexed.records)
+    ):
         return MergePlan((), (), ())
     ignored = stack.routes.for_merge(version, head.version)
-    found = plan(
-        Meeting(tree, indexed.records, base, stack.chain(head), version, ignored, describe, stack.rules)
-    )
+    over = base if head.version == version else stack.chain(head)
+    rules = stack.rules if merge else stack.rules._replace(git=OFF)
+    found = plan(Meeting(tree, indexed.records, base, over, version, ignored, describe, rules, author))
+    if head.version == version:
+        return found
     return build_logs.leave_out(stack, found, indexed.records, ignored, version, head)
 
 
@@ -309,7 +334,9 @@ def _prepare(
 ) -> _MergedTree:
     roles = Roles(stack.routes.ignored(work.version), stack.inputs, work.written)
     stack.step("publish.plan")
-    planned = _plan(stack, work.tree, work.indexed, work.base, work.version, head)
+    planned = _plan(
+        stack, work.tree, work.indexed, work.base, work.version, head, author.ref_word, merge=merge
+    )
     if not merge and (planned.conflicts or planned.edits):
         raise HeadMoved
     if planned.conflicts:
@@ -476,7 +503,17 @@ def _commit(
                 )
                 stack.layers.path_index.add(layer)
             manifest = head.with_layer(layer.id)
-            published = Published(False, manifest, layer.id, source, other, all_notices, work.dropped)
+            published = Published(
+                False,
+                manifest,
+                layer.id,
+                source,
+                other,
+                all_notices,
+                work.dropped,
+                ready.planned.git.rewritten,
+                ready.planned.git.kept_refs,
+            )
             try:
                 stem = ready.metadata.stem
                 commit(

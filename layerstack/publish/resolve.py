@@ -11,8 +11,8 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from layerstack.layers.index import IndexRecord
 from layerstack.core.publish_rules import OFF
+from layerstack.layers.index import IndexRecord
 from layerstack.model.conflict import Conflict, Hunk, Notice
 from layerstack.model.paths import ancestors, byte_order
 from layerstack.model.paths import parent as parent_of
@@ -71,9 +71,7 @@ def plan(meeting: Meeting, units: Mapping[tuple[str, str], str] = NONE) -> Merge
     merge.place_forced()
     merge.place_git()
     report = Report(merge.trees, merge.found, meeting.rules.units)
-    return MergePlan(
-        report.conflicts(), tuple(merge.edits), report.notices(), tuple(report.below), merge.git
-    )
+    return MergePlan(report.conflicts(), tuple(merge.edits), report.notices(), tuple(report.below), merge.git)
 
 
 class Above(enum.Flag):

@@ -73,6 +73,11 @@ def repositories(own: Layer, newer: Sequence[Layer], kinds: Sequence[Kind]) -> l
     return sorted({unit.root for unit in named if unit.kind is GIT})
 
 
+def may_have_repositories(index: Index) -> bool:
+    """Check whether a listed path may belong to a git repository, by its name."""
+    return any(unit.kind is GIT for unit in named_in(index))
+
+
 def changed_below(layer: Layer, root: str, base: Chain) -> set[str]:
     """List the paths at and below `root` that a layer lists or deletes, unchanged containers left out."""
     return _listed(layer, root)[0] | set(_hidden(layer, root, base))

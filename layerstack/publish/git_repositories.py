@@ -1,0 +1,158 @@
+"""Decide the git repositories of a workspace before the walk over its paths: what one side alone changed
+stays as it is, what both changed is merged as git would.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from layerstack.core.publish_rules import OFF
+from layerstack.git.object_format import GitError
+from layerstack.git.one_sided import keep_lost_commits, refresh_index
+from layerstack.git.repository_merge import (
+    RepositoryMerge,
+    RepositoryMerger,
+    RepositoryRules,
+    RepositorySides,
+)
+from layerstack.model.conflict import GitCommits, Notice, Renamed
+from layerstack.model.paths import ancestors
+from layerstack.publish.git_outcome import NO_GIT, GitConflict, GitOutcome, IndexRefresh
+from layerstack.publish.three_trees import Meeting, Trees
+from layerstack.tree.state import State
+from layerstack.units.git_repository import is_repository
+from layerstack.units.plan_units import changed_below, repositories
+
+NOTHING = RepositoryMerge({}, frozenset())
+
+
+def merge_repositories(trees: Trees, meeting: Meeting) -> GitOutcome:
+    """Decide all repositories that the work or a newer layer of the head may have changed."""
+    if meeting.rules.git == OFF:
+        return NO_GIT
+    roots = repositories(trees.own, trees.newer, meeting.rules.units)
+    found = [root for root in roots if is_repository(root, trees.shown.find)]
+    return _joined([_Repository(root, trees, meeting) for root in found]) if found else NO_GIT
+
+
+class _Repository:
+    """One repository, and the decision about it."""
+
+    def __init__(self, root: str, trees: Trees, meeting: Meeting) -> None:
+        self.root, self.trees = root, trees
+        above, _, name = root.rpartition("/")
+        self.worktree = above if name == ".git" else None
+        scope = root if self.worktree is None else above
+        base = trees.base
+        listed = (
+            changed_below(trees.own, scope, base),
+            {path for layer in trees.newer for path in changed_below(layer, scope, base)},
+        )
+        self.merger: RepositoryMerger | None = None
+        self.error: GitError | None = None
+        self.result = NOTHING
+        rules = RepositoryRules(meeting.rules.git, meeting.author or "session")
+        sides = RepositorySides(root, base, trees.shown, trees.head)
+        try:
+            merger = self.merger = RepositoryMerger(sides, listed, rules)
+            with merger.objects:
+                self.result = self._decided(merger)
+        except GitError as error:
+            self.error = error
+            inside = root + "/"
+            self.listed = frozenset(path for side in listed for path in side if path.startswith(inside))
+
+    def _decided(self, merger: RepositoryMerger) -> RepositoryMerge:
+        if not merger.entries[0] and not merger.entries[1]:
+            return NOTHING
+        ours, theirs = merger.find_changes()
+        index = merger.at("index")
+        if not ours:
+            # stat data alone: as if the session had not touched it
+            same = "index" in merger.entries[0]
+            states = {index: self.trees.head.find(index)} if same else dict[str, State | None]()
+            return RepositoryMerge(states, frozenset(states))
+        if theirs:
+            return merger.merge()
+        kept = keep_lost_commits(merger)
+        if self.trees.newer:
+            fresh = refresh_index(merger)
+            kept = kept._replace(
+                states={**kept.states, **fresh.states},
+                settled=kept.settled | fresh.settled,
+                clean=fresh.clean,
+                doubtful=fresh.doubtful,
+            )
+        return kept
+
+
+def _joined(repositories: Iterable[_Repository]) -> GitOutcome:
+    states: dict[str, State | None] = {}
+    settled = set[str]()
+    conflicts: list[GitConflict] = []
+    notices: list[Notice] = []
+    refresh: list[IndexRefresh] = []
+    rewritten: dict[str, str] = {}
+    kept: list[str] = []
+    merged: list[_Repository] = []
+    for one in repositories:
+        if one.error is not None:
+            settled |= one.listed
+            at = one.worktree if one.worktree is not None else one.root
+            conflicts.append(GitConflict(at or ".", one.error.reason, hint=one.error.message))
+            continue
+        result = one.result
+        states.update(result.states)
+        settled |= result.settled
+        for found in result.conflicts:
+            commits = GitCommits(found.ours, found.theirs) if found.ref is not None else None
+            renamed = None if found.renamed is None else Renamed(*found.renamed)
+            conflicts.append(GitConflict(found.path, found.cls, found.hunks, found.ref, commits, renamed))
+        notices += [
+            Notice(note.kind, note.path, number=note.number, detail=note.detail) for note in result.notices
+        ]
+        notices += [Notice("kept_commits", one.root, detail=name) for name in result.kept_refs]
+        rewritten.update(result.rewritten)
+        kept += result.kept_refs
+        if result.clean or result.doubtful:
+            assert one.merger is not None
+            refresh.append(
+                IndexRefresh(
+                    f"{one.root}/index",
+                    one.worktree or "",
+                    one.merger.fmt.name,
+                    result.clean,
+                    result.doubtful,
+                )
+            )
+        if result.settled:
+            merged.append(one)
+    folders = frozenset(
+        above for path, state in states.items() if state is not None for above in ancestors(path)
+    )
+    mergers = [one.merger for one in merged if one.merger is not None]
+
+    def tracked(path: str) -> bool:
+        return any(_tracks(merger, path) for merger in mergers)
+
+    return GitOutcome(
+        states,
+        settled,
+        folders,
+        tuple(conflicts),
+        tuple(notices),
+        tracked if mergers else None,
+        tuple(refresh),
+        rewritten,
+        tuple(kept),
+    )
+
+
+def _tracks(merger: RepositoryMerger, path: str) -> bool:
+    """Check whether an index of any side has a path of the workspace."""
+    worktree = merger.worktree
+    if worktree is None or (worktree and not path.startswith(worktree + "/")):
+        return False
+    below = os.fsencode(path[len(worktree) + 1 :] if worktree else path)
+    return any(index is not None and below in index for index in merger.indexes)
