@@ -89,6 +89,19 @@ class Rejected(LayerStackError):
     reason = "rejected"
 
 
+WHOLE_REPOSITORY = frozenset(
+    (
+        "git_operation_in_progress",
+        "git_unsupported",
+        "git_damaged",
+        "git_limit",
+        "git_config",
+        "ref_rewritten",
+    )
+)
+"""Classes of conflicts that are about a whole repository or branch; they are the reason of the rejection."""
+
+
 class PublishRejected(Rejected):
     """Paths of the changeset were changed after `base` and do not merge. Nothing was published; `conflicts`
     lists every one of them.
@@ -103,6 +116,9 @@ class PublishRejected(Rejected):
             + (f", and {more} more" if more else "")
         )
         self.conflicts, self.base, self.head = tuple(conflicts), base, head
+        about = next((one.cls for one in conflicts if one.cls in WHOLE_REPOSITORY), None)
+        if about is not None:
+            self.reason = about
 
 
 class UnresolvedConflicts(Rejected):

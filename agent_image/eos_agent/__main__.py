@@ -169,7 +169,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     recovers them later.
     """
     from eos_agent.sessions.recovery import SWEPT
-    from layerstack.core.publish_rules import PublishRules
+    from layerstack.core.publish_rules import REBASE, PublishRules
     from layerstack.kernel.xattrs import TRUSTED, USER
     from layerstack.store import Store
     from layerstack.text.build_roles import INPUTS, patterns
@@ -188,7 +188,9 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
     units = [NamedUnits(**unit) for unit in found.get("runtime.layerstack.units", ())]
     store.rules = PublishRules(
-        found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units)
+        found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge",
+        tuple(units),
+        found.get("runtime.layerstack.git", REBASE),
     )
     store.inputs = patterns(found.get("runtime.layerstack.inputs", INPUTS))
     log.line(

@@ -383,6 +383,7 @@ class LayerStack(Section):
     remount_rescue_cwd: bool = True
     merge_adjacent: Literal["conflict", "merge"] = "conflict"
     recreated_directory: Literal["unite", "conflict"] = "unite"
+    git: Literal["rebase", "merge", "branch", "off"] = "rebase"
     inputs: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=100)] = Field(
         default_factory=lambda: [".env*", "*.local"]
     )

@@ -11,6 +11,7 @@ from layerstack.core.publish_rules import OFF
 from layerstack.git.object_format import GitError
 from layerstack.git.one_sided import keep_lost_commits, refresh_index
 from layerstack.git.repository_merge import (
+    RepositoryConflict,
     RepositoryMerge,
     RepositoryMerger,
     RepositoryRules,
@@ -32,7 +33,11 @@ def merge_repositories(trees: Trees, meeting: Meeting) -> GitOutcome:
     if meeting.rules.git == OFF:
         return NO_GIT
     roots = repositories(trees.own, trees.newer, meeting.rules.units)
-    found = [root for root in roots if is_repository(root, trees.shown.find)]
+    found = [
+        root
+        for root in roots
+        if any(is_repository(root, tree.find) for tree in (trees.shown, trees.head, trees.base))
+    ]
     return _joined([_Repository(root, trees, meeting) for root in found]) if found else NO_GIT
 
 
@@ -73,8 +78,16 @@ class _Repository:
             same = "index" in merger.entries[0]
             states = {index: self.trees.head.find(index)} if same else dict[str, State | None]()
             return RepositoryMerge(states, frozenset(states))
+        there = [is_repository(self.root, tree.find) for tree in (self.trees.shown, self.trees.head)]
+        if theirs and not all(there):
+            cls = "modify_delete" if there[0] else "delete_modify" if there[1] else ""
+            at = self.root if self.worktree is None else self.worktree or ".git"
+            inside = frozenset(merger.at(below) for side in merger.entries for below in side)
+            return RepositoryMerge({}, inside, (RepositoryConflict(at, cls),)) if cls else NOTHING
         if theirs:
             return merger.merge()
+        if not there[0]:
+            return NOTHING
         kept = keep_lost_commits(merger)
         if self.trees.newer:
             fresh = refresh_index(merger)

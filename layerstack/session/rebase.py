@@ -21,6 +21,7 @@ from layerstack.model.resolution import NOTHING_UNRESOLVED, REFUSE, Choice, Reso
 from layerstack.publish import build_logs
 from layerstack.publish.build_times import HeadTimes, Standing, published_at, survey
 from layerstack.publish.edits import Edit, Write
+from layerstack.publish.fresh_index import indexed_again, refresh_indexes
 from layerstack.publish.kept_sides import ChosenSides
 from layerstack.publish.publish import apply, describe, is_touched, recapture
 from layerstack.publish.resolve import MergePlan, plan
@@ -82,6 +83,7 @@ def rebase(
     written: Collection[str] = (),
     ends: bool = False,
     choice: Choice | None = None,
+    author: str = "",
 ) -> Carried:
     """Carry captured work over to `head`: write a synced tree at `root`, with the times that its publish
     would set.
@@ -92,6 +94,7 @@ def rebase(
         written: as in `Work`.
         ends: the work is discarded when the rebase has succeeded, so that its files may get other times.
         choice: sides to take where the work is in conflict; None refuses.
+        author: as `Author.ref_word`.
     Raises:
         PublishRejected: a conflict is refused; lists every conflict, as the publish would. Nothing was
             changed.
@@ -102,7 +105,9 @@ def rebase(
     stack.step("rebase.plan")
     ignored = stack.routes.for_merge(base.version, head.version)
     roles = Roles(stack.routes.ignored(base.version), stack.inputs, written)
-    meeting = Meeting(work.tree, work.index, below, over, base.version, ignored, describe, stack.rules)
+    meeting = Meeting(
+        work.tree, work.index, below, over, base.version, ignored, describe, stack.rules, author
+    )
     planned = plan(meeting)
     planned = build_logs.leave_out(stack, planned, work.index, ignored, base.version, head)
     conflicts = planned.conflicts
@@ -133,6 +138,8 @@ def rebase(
     head_times = HeadTimes(stack, tree, indexed, survey(tree, indexed, standing, edits), standing)
     try:
         head_times.fit_to(head)
+        if changed := refresh_indexes(tree, indexed, over, planned.git.refresh):
+            indexed = indexed_again(tree, indexed, over, changed)
         stack.step("rebase.sync")
         fsync.sync_files(stack.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
     except BaseException:

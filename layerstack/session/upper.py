@@ -288,10 +288,16 @@ class Upper:
                 dropped=self._dropped + dropped,
                 leaving=self._leaving,
                 written=self._roles().written,
+                author=self._ref_word,
             )
             if left is not None and found.would_publish:
                 found = found._replace(would_publish=False, refused=left)
             return found._replace(notices=self._notices(found.notices))
+
+    @property
+    def _ref_word(self) -> str:
+        who = self._identity
+        return Author("", "", who.agent, who.token, self.session_id, who.draft_id).ref_word
 
     @contextlib.contextmanager
     def changes(self) -> Generator[tuple[Chain, Chain]]:
@@ -447,7 +453,15 @@ class Upper:
             # else the work was flattened from layers that are kept
             ends = not self._chain.pending and not self.saved.last_checkpoint
             done = rebase(
-                stack, self._manifest, own, head, root, written=work.written, ends=ends, choice=choice
+                stack,
+                self._manifest,
+                own,
+                head,
+                root,
+                written=work.written,
+                ends=ends,
+                choice=choice,
+                author=self._ref_word,
             )
             undo.callback(done.undo)
             carried = done.layer

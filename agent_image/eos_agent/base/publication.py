@@ -72,6 +72,10 @@ def publish_json(published: Published) -> dict[str, Any]:
         },
         "route_summary": {"source_count": published.source_count, "ignored_count": published.ignored_count},
     }
+    if published.rewritten:
+        found["rewritten"] = dict(published.rewritten)
+    if published.kept_refs:
+        found["kept_refs"] = list(published.kept_refs)
     return found | left_out(published)
 
 
