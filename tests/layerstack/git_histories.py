@@ -197,7 +197,9 @@ class GitHistories:
 
     def publish(self, session: Session, action: Action) -> None:
         del self.open[action.session]
-        mine, theirs = self.changed(session.view), self.head_changed()
+        own = f"of{action.session}/"
+        mine = {path for path in self.changed(session.view) if path.startswith(own)}
+        theirs = {path for path in self.head_changed() if not path.startswith(own)}
         reached = self.git(session, "log", "--format=%s", "--branches", "--tags", "HEAD").split("\n")
         try:
             session.publish()
