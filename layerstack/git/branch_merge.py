@@ -140,12 +140,31 @@ def _merge(objects: Objects, sides: BranchSides, rules: BranchRules) -> BranchMe
     ours, theirs = objects.links(o), objects.links(h)
     found = merge_trees(objects, below, theirs.tree, ours.tree, rules.driver_of)
     if found.tree is None:
-        return _conflict(objects, sides, found.conflicts)
+        return _conflict(objects, sides, tuple(map(_swapped, found.conflicts)))
     date = max(ours.committed, theirs.committed)
     who = b"%s %d +0000" % (rules.identity, date)
     message = f"Merge {_shown(sides.name)} of {rules.author}\n".encode("utf-8", "surrogateescape")
     commit = Commit(found.tree, (h, o), who, who, (), message)
     return BranchMerge(objects.write("commit", format_commit(commit)))
+
+
+_OTHER = {
+    "modify_delete": "delete_modify",
+    "delete_modify": "modify_delete",
+    "ours": "theirs",
+    "theirs": "ours",
+}
+
+
+def _swapped(conflict: TreeConflict) -> TreeConflict:
+    """Say a conflict from the session's side: the merge was made on the head, as `git merge` makes it."""
+    return conflict._replace(
+        cls=_OTHER.get(conflict.cls, conflict.cls),
+        ours=conflict.theirs,
+        theirs=conflict.ours,
+        hunks=tuple(hunk._replace(ours=hunk.theirs, theirs=hunk.ours) for hunk in conflict.hunks),
+        renamed=tuple(one._replace(by=_OTHER.get(one.by, one.by)) for one in conflict.renamed),
+    )
 
 
 def _shown(name: bytes) -> str:

@@ -374,7 +374,8 @@ class RepositoryMerger:
             self.conflicts.append(RepositoryConflict(at, "ref_rewritten", (), ref, ours, theirs))
         for one in found.conflicts:
             at = join(self.worktree or "", os.fsdecode(one.path))
-            self.conflicts.append(RepositoryConflict(at, one.cls, one.hunks, ref, ours, theirs))
+            renamed = None if not one.renamed else (one.renamed[0].to, one.renamed[0].by)
+            self.conflicts.append(RepositoryConflict(at, one.cls, one.hunks, ref, ours, theirs, renamed))
 
     def driver_of(self, path: bytes) -> str:
         """Give the merge driver by the head's attributes."""
