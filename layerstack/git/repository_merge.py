@@ -19,14 +19,15 @@ from layerstack.git.entry_class import DERIVED, INDEX, JUNK, LAST_WRITER, LOG, O
 from layerstack.git.git_index import GitIndex, same_entries
 from layerstack.git.index_merge import IndexMerge, IndexSide, merge_indexes
 from layerstack.git.kept_refs import add_kept_refs
+from layerstack.git.notes_merge import merge_notes
 from layerstack.git.object_format import GitError, MissingObject, Oid, loose_bytes, loose_path
 from layerstack.git.objects import GitTree, Objects
 from layerstack.git.operation_state import operations
-from layerstack.git.ref_merge import HEADS, REMOTES, STASH, TAGS, RefMerge, RefRules, merge_refs
+from layerstack.git.ref_merge import HEADS, REMOTES, RefMerge, RefRules, merge_refs
 from layerstack.git.ref_names import free_ref_name, ref_word
 from layerstack.git.ref_results import RefMeeting
 from layerstack.git.ref_store import HEAD, RefMap, RefValue, read_refs, ref_files, resolve
-from layerstack.git.reflog import LogMove, LogSides, merge_log, merge_logs, ref_of_log
+from layerstack.git.reflog import STASH, LogMove, LogSides, merge_log, merge_logs, ref_of_log
 from layerstack.git.repository_config import RepositoryConfig
 from layerstack.git.tree_diff import tree_changes
 from layerstack.git.worktree_merge import WorktreeMerge, WorktreeSide
@@ -35,6 +36,7 @@ from layerstack.model.paths import join
 from layerstack.tree.state import DIRECTORY, FILE, State, made_state, same
 
 BRANCH = "branch"
+TAGS = b"refs/tags/"
 FILE_BITS, OBJECT_BITS = 0o644, 0o444
 
 
@@ -306,9 +308,9 @@ class RepositoryMerger:
         return found
 
     def _merge_notes(self, meeting: RefMeeting) -> bytes:
-        base = None if meeting.base is None else self._id(meeting.base)
-        committer = self.identity(0)
-        new = merge_notes(self.objects, base, self._id(meeting.ours), self._id(meeting.head), committer)
+        ours, head = self._id(meeting.ours), self._id(meeting.head)
+        date = max(self.objects.links(oid).committed for oid in (ours, head))
+        new = merge_notes(self.objects, head, ours, self.identity(date), meeting.name)
         return new.hex().encode()
 
     def _stash_log(self) -> bytes | None:
