@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from layerstack.core.publish_rules import PublishRules
+from layerstack.core.publish_rules import OFF, PublishRules
 from layerstack.errors import PublishRejected
 from layerstack.kernel.fsync import no_step
 from layerstack.model.conflict import Conflict
@@ -324,6 +324,9 @@ def test_a_unit_of_ours_hides_what_the_head_added_to_it_in_directories_that_ours
     assert files == {"cache/index/a": "B\n"}, "the head's empty directories stay"
 
 
+AS_UNITS = PublishRules(git=OFF)
+
+
 def git(where: str, *words: str) -> str:
     identity = ["-c", "user.name=A", "-c", "user.email=a@x", "-c", "gc.auto=0", "-c", "safe.directory=*"]
     done = subprocess.run(
@@ -334,7 +337,8 @@ def git(where: str, *words: str) -> str:
 
 
 def with_repository(stack: Stack) -> str:
-    """-> its first commit."""
+    """Make a repository, which is a unit where `runtime.layerstack.git` is `off`: -> its first commit."""
+    stack.store.rules = AS_UNITS
     session = stack.session()
     git(session.view, "init", "-q", "-b", "main")
     git(session.view, "add", ".")
@@ -437,6 +441,7 @@ def test_a_branch_that_one_side_checked_out_is_not_taken_away_or_moved_by_the_ot
 
 @on_a_stack({".gitignore": ".*\n", "f": "f\n", "g": "g\n"})
 def test_a_repository_that_is_ignored_is_no_last_writers(stack: Stack) -> None:
+    stack.store.rules = AS_UNITS
     session = stack.session()
     git(session.view, "init", "-q", "-b", "main")
     git(session.view, "add", "f", "g")
@@ -514,6 +519,7 @@ def test_an_ignored_unit_whose_directory_the_head_removed_comes_back_whole(above
     namespaces=("trusted",),
 )
 def test_a_repository_that_the_head_renamed_and_ours_added_to_is_one_conflict(stack: Stack) -> None:
+    stack.store.rules = AS_UNITS
     a, b = stack.session(), stack.session()
     os.rename(a.at("r"), a.at("s"))
     put(b.at("r/.git/objects/ab/cd"), "an object")
@@ -543,6 +549,7 @@ def test_a_repository_below_a_directory_that_is_called_objects_or_refs_is_a_unit
 
     @on_a_stack({f"{place}/{path}": text for path, text in BARE.items()}, namespaces=("trusted",))
     def body(stack: Stack) -> None:
+        stack.store.rules = AS_UNITS
         a, b = stack.session(), stack.session()
         put(a.at(f"{place}/{theirs}"), "1" * 40 + "\n")
         put(b.at(f"{place}/{theirs}"), "2" * 40 + "\n")
