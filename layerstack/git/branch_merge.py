@@ -34,7 +34,7 @@ class BranchSides(NamedTuple):
 
 
 class BranchRules(NamedTuple):
-    """How to merge."""
+    """Mode and helpers of a merge."""
 
     mode: str
     """REBASE or MERGE."""
@@ -44,7 +44,7 @@ class BranchRules(NamedTuple):
     identity: bytes
     """`Name <address>` of the committer of a merge commit."""
     author: str
-    """Who made ours: the agent, or the session."""
+    """The agent or session that made ours."""
 
 
 class BranchMerge(NamedTuple):
@@ -62,7 +62,7 @@ class BranchMerge(NamedTuple):
     rewritten_by_both: bool = False
     """True for a conflict: neither side contains the commit that both started from."""
     both: tuple[tuple[Oid, ...], tuple[Oid, ...]] = ((), ())
-    """In a conflict, the commits that ours and the head added, oldest first."""
+    """The commits of a conflict that ours and the head added, oldest first."""
 
 
 def merge_branch(objects: Objects, sides: BranchSides, rules: BranchRules) -> BranchMerge:

@@ -56,7 +56,7 @@ class RepositorySides(NamedTuple):
 
 
 class RepositoryRules(NamedTuple):
-    """How to merge, and for whom."""
+    """Mode and author of a merge."""
 
     mode: str
     """`rebase`, `merge` or `branch`."""
@@ -304,7 +304,7 @@ class RepositoryMerger:
     def _id(self, text: bytes) -> Oid:
         found = self.fmt.from_hex(text)
         if found is None:
-            raise MissingObject(f"{self.root}: a ref has the value {text[:80]!r}, which is no id")
+            raise MissingObject(f"{self.root}: a ref has the value {text[:80]!r}, not an id")
         return found
 
     def _merge_notes(self, meeting: RefMeeting) -> bytes:

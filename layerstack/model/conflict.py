@@ -193,7 +193,7 @@ class Conflict(NamedTuple):
     """The branch, or HEAD, whose commits do not merge."""
     commits: GitCommits | None = None
     hint: str | None = None
-    """What to do, for a class that is about a whole repository."""
+    """Next step, for a class that is about a whole repository."""
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {
@@ -261,7 +261,7 @@ class Notice(NamedTuple):
     inputs whose content differs in the head.
     """
     detail: str | None = None
-    """Of a notice about a ref: the other name."""
+    """The other name, in a notice about a ref."""
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {

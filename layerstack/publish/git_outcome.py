@@ -1,4 +1,4 @@
-"""What the merge of the repositories of a workspace gives to the plan of a publication."""
+"""Values that the merge of the repositories of a workspace gives to the plan of a publication."""
 
 from __future__ import annotations
 

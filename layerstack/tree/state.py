@@ -207,8 +207,8 @@ def equal(x: State | None, y: State | None) -> bool:
 
 
 def is_one(x: State | None, y: State | None) -> bool:
-    """Check whether two states are one file, link or directory on disk; None is absent. False is no proof
-    that they differ.
+    """Check whether two states are one file, link or directory on disk; None is absent. False does not
+    mean that they differ.
     """
     if x is None or y is None:
         return x is y
