@@ -3,7 +3,7 @@ time.
 
 They wait for one another only at two points: all have started from the same version before the first
 publishes, and carol ends her command after alice has published. Everything else runs freely: real sessions,
-real tests, a real conflict.
+real tests, a real conflict. Where the sandbox has git, alice and carol commit before they publish.
 """
 
 from __future__ import annotations
@@ -110,8 +110,19 @@ def failures(output: str) -> list[str]:
     return [line for line in output.split("\n") if line.startswith("FAIL")]
 
 
+async def commit(me: ScriptedAgent, session: str, subject: str) -> None:
+    """Commit what a session changed where the sandbox has git. Raises ToolRefused if git fails."""
+    git = f"git commit -qam '{subject}' && git log -1 --oneline"
+    cmd = f"if command -v git >/dev/null; then {git}; fi"
+    ran = await me.call("exec_command", workspace_session_id=session, cmd=cmd, yield_time_ms=30_000)
+    if ran["exit_code"] != 0:
+        raise ToolRefused("exec_command", {"kind": "demo", "message": f"git commit: {ran['output']}"})
+    if ran["output"]:
+        me.say("commits", *tail(ran["output"], 1))
+
+
 async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
-    """Fix a bug in a private session, run the tests, and publish."""
+    """Fix a bug in a private session, run the tests, commit, and publish."""
     session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
     me.say("opens a workspace session: her own view of the project")
     await stage.all_started(me.name)
@@ -130,6 +141,7 @@ async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
         "exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000
     )
     me.say(f"runs the tests again: exit code {ran['exit_code']}", *tail(ran["output"], 1))
+    await commit(me, session, "Print the sign of a negative amount once")
     done = await me.call("publish_workspace_session", workspace_session_id=session)
     me.say(f"publishes: version {done['publish']['revision']['manifest_version']}")
     stage.alice_published.set()
@@ -195,6 +207,7 @@ async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
         f"writes both intentions on top of the head and tests them: exit code {ran['exit_code']}",
         *tail(ran["output"], 2),
     )
+    await commit(me, session, "Take the decimal point from TALLY_POINT")
     done = await me.call("publish_workspace_session", workspace_session_id=session)
     me.say(f"publishes: version {done['publish']['revision']['manifest_version']}; the draft is gone with it")
 

@@ -6,7 +6,8 @@ USAGE = """\
 usage: eos demo [--backend auto|docker|local] [--image IMAGE] [--dest DIR] [--keep]
 
 Three scripted agents work at the same time in one sandbox, over MCP: one fixes a bug and runs the tests, one adds a file, one edits the
-same line as the first and is rejected without losing anything. Then the result is exported to a directory of this machine.
+same line as the first and is rejected without losing anything. Then the result is exported to a directory of this machine, and as
+commits to a branch of the repository there.
 
   --backend  auto (default): Docker when an engine answers, else the local provider; local always works on Linux
   --image    a local image that has /bin/sh; `host` or `rootfs:/abs/dir` for the local provider

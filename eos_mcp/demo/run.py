@@ -19,6 +19,8 @@ from eos_mcp.demo.options import DemoOptions
 from eos_mcp.demo.story import Story
 
 PROGRESS_WIDTH = 100
+REF = "refs/heads/eos/demo"
+LOG = ("log", "--graph", "--format=%h %an: %s", "-n", "8")
 
 
 def server_parameters(home: Path, backend: str, dest: Path) -> StdioServerParameters:
@@ -131,7 +133,7 @@ async def create(person: Client, image: str, workspace: Path, story: Story) -> s
                 "", f"  {message if len(message) <= PROGRESS_WIDTH else message[: PROGRESS_WIDTH - 1] + '…'}"
             )
 
-    asked = {"image": image, "workspace_root": str(workspace)}
+    asked = {"image": image, "workspace_root": str(workspace), "git_identity": "none"}
     result = await person.call_tool(
         "create_sandbox", asked, read_timeout_seconds=120, progress_callback=show_progress
     )
@@ -156,18 +158,38 @@ async def export(person: Client, workspace: Path, dest: Path, sandbox: str, stor
         str(dest),
     )
     if shutil.which("git"):
-        shown = subprocess.run(
-            ["git", "-C", str(dest), "-c", "safe.directory=*", "status", "--short"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        story.say("export", "git status there:", *shown.stdout.rstrip("\n").split("\n"))
+        story.say("export", "git status there:", *git(dest, "status", "--short"))
     status, last = host_tests(dest)
     story.say("tests", f"the project's tests on this machine, in {dest}: {last}")
     before, untouched = host_tests(workspace)
     story.say("tests", f"in the directory that the sandbox was made from, which is unchanged: {untouched}")
+    if shutil.which("git"):
+        await export_commits(person, dest, sandbox, story)
     return 0 if status == 0 and before != 0 else 1
+
+
+async def export_commits(person: Client, dest: Path, sandbox: str, story: Story) -> None:
+    """Export every publication as a commit at a branch of its own, and show the history."""
+    done = await agents.call(
+        person, "export_changes", sandbox_id=sandbox, format="git", dest=str(dest), ref=REF
+    )
+    story.say(
+        "export",
+        f"{done['commit_count']} commits at the branch {REF.removeprefix('refs/heads/')}; no file of the "
+        f"directory changed by that; git {' '.join(LOG[:2])}:",
+        *git(dest, *LOG, REF),
+    )
+
+
+def git(directory: Path, *words: str) -> list[str]:
+    """Return the lines that git prints there."""
+    done = subprocess.run(
+        ["git", "-C", str(directory), "-c", "safe.directory=*", "--no-pager", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return (done.stdout + done.stderr).rstrip("\n").split("\n")
 
 
 def host_tests(directory: Path) -> tuple[int, str]:

@@ -199,6 +199,9 @@ class IncomingObjects:
         if previous is not None and not self._repository.is_ancestor(previous, head, self._env):
             raise git_failed(f"the sandbox sent {head}, which does not follow {previous}", "bad_stream")
         folder = f"{self._place}/pack"
+        self._git.run(
+            ["mkdir", "-p", "--", f"{self._objects}/pack"]
+        )  # a repository without packs may lack it
         names = sorted(os.listdir(folder), key=lambda name: name.endswith(".idx"))  # the index at last
         for name in names:
             if not name.startswith("pack-"):

@@ -150,7 +150,8 @@ def output_schema(operation: Operation) -> dict[str, Any] | None:
         properties.setdefault("sandbox_id", shapes.STRING)  # of a call that named none
     if any(_is_nested(field) for field in operation.result):
         properties.setdefault("truncated", shapes.BOOLEAN)
-        properties["left_out"] = {"type": "object", "additionalProperties": shapes.INTEGER}
+        missing = "rows_left_out" if "left_out" in own else "left_out"
+        properties[missing] = {"type": "object", "additionalProperties": shapes.INTEGER}
     properties["error"] = shapes.ERROR
     return {"type": "object", "properties": properties}
 

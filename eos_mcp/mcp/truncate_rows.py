@@ -25,7 +25,8 @@ def size(value: object) -> int:
 def bounded(reply: Reply, budget: int) -> Reply:
     """Return the reply with its lists truncated, so that it has about `budget` characters at most.
 
-    `truncated` and `left_out` (key: number of rows) say that rows are missing.
+    `truncated` and `left_out` (key: number of rows) say that rows are missing; beside a `left_out` of the
+    reply's own, as that of an export, `rows_left_out` does.
     """
     if size(reply) <= budget:
         return reply
@@ -36,7 +37,7 @@ def bounded(reply: Reply, budget: int) -> Reply:
         kept = found.get(key)
         if key in left_out and cursor in reply and isinstance(kept, list) and kept:
             found[cursor] = kept[-1].get(field)  # pyright: ignore[reportUnknownMemberType]
-    return {**found, "truncated": True, "left_out": left_out}
+    return {**found, "truncated": True, "rows_left_out" if "left_out" in reply else "left_out": left_out}
 
 
 def bounded_error(reply: Reply, budget: int) -> Reply:

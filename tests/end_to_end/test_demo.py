@@ -58,6 +58,11 @@ def play(
     assert (dest / "lib" / "top.sh").is_file()
     done = subprocess.run(["/bin/sh", "tests/run.sh"], cwd=dest, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split("\n")[-2]) == (0, "11 passed, 0 failed")
+    log = ["git", "-C", str(dest), "-c", "safe.directory=*", "log", "--format=%an: %s", "eos/demo"]
+    history = subprocess.run(log, capture_output=True, text=True, timeout=60, check=True).stdout
+    newest = history.splitlines()[:3]
+    assert sorted(line.partition(":")[0] for line in newest) == ["alice", "bob", "carol"], history
+    assert all(f" {line}\n" in text for line in newest), text
     return text
 
 
@@ -94,6 +99,7 @@ def test_without_an_engine_and_a_place_for_its_cache_the_demo_says_so_and_an_ord
     someone = person("ordinary")
     out = play(someone, DOCKER_HOST=f"unix://{someone.home}/none.sock", XDG_CACHE_HOME="/proc/nowhere")
     assert "no Docker engine answers" in out
+    assert " alice: Print the sign of a negative amount once\n" in out, "she has git and commits herself"
     assert os.stat(someone.home / "result" / "lib" / "top.sh").st_uid == someone.uid
     assert processes.processes_that_name(str(someone.home)) == []
 

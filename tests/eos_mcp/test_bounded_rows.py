@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
+
 from eos_agent.wire.protocol import error_envelope
+from eos_mcp import catalog
 from eos_mcp.mcp import render, truncate
+from eos_mcp.mcp.schema import output_schema
 from eos_mcp.mcp.server_options import ServerOptions
 from eos_mcp.mcp.truncate import BUDGET, fit
 from eos_mcp.mcp.truncate_rows import size
@@ -25,6 +29,29 @@ def test_of_events_the_newest_stay() -> None:
     events = [{"ts": n, "name": "e" * 50} for n in range(2000)]
     found = fit("events", {"events": events})
     assert found["events"] == events[-len(found["events"]) :] and found["events"]
+
+
+def satisfies(operation: str, result: dict[str, Any]) -> bool:
+    declared = catalog.find(operation)
+    assert declared is not None
+    schema = output_schema(declared)
+    assert schema is not None
+    return jsonschema.Draft202012Validator(schema).is_valid(result)
+
+
+def test_what_an_import_leaves_out_itself_is_told_beside_the_rows_that_are_missing() -> None:
+    changed = [{"path": "p" * 100, "change": "added"}] * 2000
+    found = fit("import_changes", {"changed": changed, "left_out": ["socket"]})
+    assert found["truncated"] and found["left_out"] == ["socket"]
+    assert found["rows_left_out"] == {"changed": 2000 - len(found["changed"])}
+    assert satisfies("import_changes", found)
+
+
+def test_an_export_beside_a_git_that_stays_satisfies_its_schema() -> None:
+    left = {"count": 2, "paths": [".git/HEAD"], "why": [{"count": 2, "why": "it stays"}]}
+    found = fit("export_changes", {"left_out": left})
+    assert found["left_out"] == left and satisfies("export_changes", found)
+    assert not satisfies("export_changes", {"left_out": ["socket"]})
 
 
 def test_a_rejection_of_many_conflicts_is_short_and_counts_them_all() -> None:
