@@ -4,6 +4,7 @@ Every commit arrives with its message and author, the repository stays whole, an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -108,59 +109,51 @@ def edit_and_commit(agent: Agent, number: int) -> str:
     )
 
 
-def work(agent: Agent, count: int, begin: threading.Barrier, seed: int) -> list[str]:
-    """Make `count` commits, each published by itself; every second one meets those of all other agents."""
+def work(agent: Agent, numbers: range, begin: threading.Barrier, seed: int) -> list[str]:
+    """Make a commit for each number, published by itself, at the same time as those of all other agents."""
     choice = random.Random(seed)
-    for number in range(count):
-        command = edit_and_commit(agent, number)
-        if choice.random() < 0.4:
+    try:
+        for number in numbers:
+            command = edit_and_commit(agent, number)
+            if choice.random() < 0.4:
+                begin.wait(DEADLINE_S)
+                agent.run(command)
+                continue
+            session = agent.use("create_workspace_session", agent=agent.name)["workspace_session_id"]
+            agent.run(command, session)
+            if choice.random() < 0.5:
+                agent.run("git status --short", session)
             begin.wait(DEADLINE_S)
-            agent.run(command)
-            continue
-        session = agent.use("create_workspace_session", agent=agent.name)["workspace_session_id"]
-        agent.run(command, session)
-        if choice.random() < 0.5:
-            agent.run("git status --short", session)
-        begin.wait(DEADLINE_S)
-        agent.use("publish_workspace_session", workspace_session_id=session)
-    return [f"{agent.name}|{agent.name} {number}" for number in range(count)]
+            agent.use("publish_workspace_session", workspace_session_id=session)
+    except BaseException:
+        begin.abort()
+        raise
+    return [f"{agent.name}|{agent.name} {number}" for number in numbers]
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_every_commit_of_agents_that_publish_at_once_arrives(place: Place, rounds: dict[int, int]) -> None:
-    wanted = ["person|begin"]
-    for size, count in rounds.items():
-        agents = [Agent(f"a{size}x{n}", place) for n in range(size)]
-        begin = threading.Barrier(size)
-
-        def one(
-            agent: Agent, count: int = count, begin: threading.Barrier = begin, size: int = size
-        ) -> list[str]:
-            try:
-                return work(agent, count, begin, seed=size * 100 + int(agent.name.rpartition("x")[2]))
-            except BaseException:
-                begin.abort()
-                raise
-
-        try:
-            with ThreadPoolExecutor(size) as pool:
-                done = [pool.submit(one, agent) for agent in agents]
-            errors = [error for one_done in done if (error := one_done.exception()) is not None]
+    wanted, agents = ["person|begin"], list[Agent]()
+    with contextlib.ExitStack() as ends, ThreadPoolExecutor(max(rounds)) as pool:
+        for size, count in rounds.items():
+            begin = threading.Barrier(size)
+            while len(agents) < size:
+                agents.append(Agent(f"a{len(agents)}", place))
+                ends.enter_context(agents[-1].wire)
+            numbers = range(size * 1000, size * 1000 + count)
+            begun = [pool.submit(work, one, numbers, begin, size + n) for n, one in enumerate(agents[:size])]
+            errors = [error for one in begun if (error := one.exception()) is not None]
             refused = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
             assert not errors, refused or errors
-            for one_done in done:
-                wanted += one_done.result()
-        finally:
-            for agent in agents:
-                agent.wire.__exit__(None, None, None)
-    reader = Agent("reader", place)
-    try:
-        session = reader.use("create_workspace_session")["workspace_session_id"]
-        log = reader.run("git log --format='%an|%s' | sort", session)["output"]
-        assert sorted(log.split("\n")[:-1]) == sorted(wanted)
-        assert reader.run("git fsck --full --strict 2>&1", session)["output"] == ""
-        assert reader.run("git status --porcelain", session)["output"] == ""
-        files = reader.run("cat of-*/file-* | sort", session)["output"]
-        assert sorted(files.split("\n")[:-1]) == sorted(line.partition("|")[2] for line in wanted[1:])
-    finally:
-        reader.wire.__exit__(None, None, None)
+            wanted += [line for one in begun for line in one.result()]
+        check(agents[0], wanted)
+
+
+def check(reader: Agent, wanted: list[str]) -> None:
+    session = reader.use("create_workspace_session")["workspace_session_id"]
+    log = reader.run("git log --format='%an|%s' | sort", session)["output"]
+    assert sorted(log.splitlines()) == sorted(wanted)
+    assert reader.run("git fsck --full --strict 2>&1", session)["output"] == ""
+    assert reader.run("git status --porcelain", session)["output"] == ""
+    files = reader.run("cat of-*/file-* | sort", session)["output"]
+    assert sorted(files.splitlines()) == sorted(line.partition("|")[2] for line in wanted[1:])

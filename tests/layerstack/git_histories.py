@@ -48,6 +48,12 @@ OPERATIONS = (
     "tag",
     "branch_delete",
     "status",
+    "shared",
+    "shared",
+    "detach",
+    "revert",
+    "merge",
+    "mode",
     "publish",
     "publish",
     "publish",
@@ -80,6 +86,7 @@ class GitHistories:
         for session in range(SESSIONS):
             for file in range(FILES):
                 self.write(first, f"of{session}/f{file}", "".join(f"line {n}\n" for n in range(20)))
+        self.write(first, "shared", "".join(f"line {n}\n" for n in range(SESSIONS * 20)))
         self.git(first, "add", ".")
         self.git(first, "commit", "-q", "-m", "begin")
         first.publish()
@@ -132,7 +139,7 @@ class GitHistories:
 
     def commit(self, session: Session, action: Action) -> None:
         self.stage(session, action)
-        self.git(session, "commit", "-q", "-m", self.subject(action), "--", self.path(action))
+        self.git(session, "commit", "-q", "-m", self.subject(action))
 
     def subject(self, action: Action) -> str:
         return f"by {action.session} number {self.number}"
@@ -140,7 +147,7 @@ class GitHistories:
     def amend(self, session: Session, action: Action) -> None:
         if self.git(session, "log", "-1", "--format=%s").startswith(f"by {action.session} "):
             self.stage(session, action)
-            self.git(session, "commit", "-q", "--amend", "-m", self.subject(action), "--", self.path(action))
+            self.git(session, "commit", "-q", "--amend", "-m", self.subject(action))
 
     def branch(self, session: Session, action: Action) -> None:
         self.git(session, "branch", f"b{action.session}-{self.number}")
@@ -192,6 +199,37 @@ class GitHistories:
 
     def status(self, session: Session, action: Action) -> None:
         self.git(session, "status")
+
+    def shared(self, session: Session, action: Action) -> None:
+        """Change a line of the part of a common file that belongs to this session, and commit it alone."""
+        with open(session.at("shared")) as file:
+            lines = file.readlines()
+        at = action.session * 20 + 5 + action.which
+        if len(lines) > at:
+            lines[at] = f"shared {self.number}\n"
+            with open(session.at("shared"), "w") as file:
+                file.writelines(lines)
+            self.git(session, "commit", "-q", "-m", self.subject(action), "shared")
+
+    def detach(self, session: Session, action: Action) -> None:
+        self.git(session, "switch", "-q", "--detach", fails=True)
+
+    def revert(self, session: Session, action: Action) -> None:
+        own = self.git(session, "log", "-1", "--format=%s").startswith(f"by {action.session} ")
+        if own and not self.git(session, "revert", "--no-edit", "HEAD", fails=True):
+            self.git(session, "revert", "--quit", fails=True)
+            self.git(session, "reset", "-q", "--merge", fails=True)
+
+    def merge(self, session: Session, action: Action) -> None:
+        names = self.branches(session, action)
+        if not self.git(
+            session, "merge", "-q", "-m", self.subject(action), names[action.which % len(names)], fails=True
+        ):
+            self.git(session, "merge", "--abort", fails=True)
+
+    def mode(self, session: Session, action: Action) -> None:
+        if os.path.exists(path := session.at(self.path(action))):
+            os.chmod(path, 0o755 if action.which % 2 else 0o644)
 
     # ---- publication
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -57,4 +58,5 @@ def test_random_histories_lose_no_commit_and_show_what_was_uncommitted(
     namespace: str, short_dir: str, request: pytest.FixtureRequest
 ) -> None:
     examples = 300 if soaking(request.config) else 4
+    os.chmod(short_dir, 0o777)  # the child may be another user
     in_namespace.call(namespace, run, namespace, short_dir, examples, 7)
