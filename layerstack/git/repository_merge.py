@@ -149,6 +149,10 @@ class RepositoryMerger:
         self.published: list[Oid] = []
         """Commits that a branch of the result may not contain any more, and that were published."""
         self.moves: dict[bytes, LogMove] = {}
+        self.files_alone = False
+        """True when ours' commits of the branch that is checked out were put aside: their changes of files
+        are published as changes of files.
+        """
         self.indexes: tuple[GitIndex | None, ...] = ()
         """Indexes of base, ours and head."""
         self.changed: tuple[set[str], set[str]] = (set(), set())
@@ -364,6 +368,7 @@ class RepositoryMerger:
             wanted = aside + b"-" + short.replace(b"/", b"-")
             aside = free_ref_name(wanted, word, self.refs.__contains__, None)
         self.refs[aside] = RefValue(ours)
+        self.files_alone = self.files_alone or self.maps[1].branch == name
         self.notices.append(
             RepositoryNotice("ref_renamed", name.decode("utf-8", "replace"), aside.decode("utf-8", "replace"))
         )
@@ -446,7 +451,7 @@ class RepositoryMerger:
         for tree in trees[1:]:
             candidates |= tree_changes(self.objects, tree, new).keys()
         candidates = {path for path in candidates if not self._is_skipped(found, path)}
-        if self.worktree is not None and not self.config.is_bare:
+        if self.worktree is not None and not self.config.is_bare and not self.files_alone:
             filters = [config.filters(tree, self.worktree) for config, tree in self._filters()]
             merge = WorktreeMerge(
                 self.objects,

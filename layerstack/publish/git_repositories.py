@@ -65,8 +65,7 @@ class _Repository:
                 self.result = self._decided(merger)
         except GitError as error:
             self.error = error
-            inside = root + "/"
-            self.listed = frozenset(path for side in listed for path in side if path.startswith(inside))
+            self.listed = frozenset(path for side in listed for path in side)
 
     def _decided(self, merger: RepositoryMerger) -> RepositoryMerge:
         if not merger.entries[0] and not merger.entries[1]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from layerstack.core.publish_rules import BRANCH
 from layerstack.core.stack import Stack
 from layerstack.errors import PublishRejected
 from layerstack.kernel import fsync
@@ -110,6 +111,13 @@ def rebase(
     )
     planned = plan(meeting)
     planned = build_logs.leave_out(stack, planned, work.index, ignored, base.version, head)
+    refused = choice is None or any(choice.side(one.path) == REFUSE for one in planned.conflicts)
+    if planned.git.conflicts and not refused:
+        # ours' commits stay a branch of their own, and their changes are resolved as those of files
+        meeting = meeting._replace(rules=stack.rules._replace(git=BRANCH))
+        planned = plan(meeting)
+        if planned.git.conflicts:
+            raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
     conflicts = planned.conflicts
     if conflicts and (choice is None or any(choice.side(one.path) == REFUSE for one in conflicts)):
         raise PublishRejected(conflicts, base=base.version, head=head.version)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from layerstack.errors import PublishRejected
+from layerstack.model.resolution import Choice
 from tests.layerstack.git_sessions import begin, commit, git, head, status, subjects
-from tests.layerstack.store_fixture import Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 FILES = {"f": "f\n", "g": "g\n", "src/a.py": "a\n"}
 
@@ -125,3 +129,92 @@ def test_an_amended_published_commit_is_kept(stack: Stack) -> None:
         assert subjects(view) == ["done", "first"] and status(view) == []
         assert git(view, "rev-parse", "refs/eos/kept/bob") == old
         assert subjects(view, "refs/eos/kept/bob") == ["draft of it", "first"]
+
+
+@on_a_stack(FILES)
+def test_in_mode_branch_commits_are_put_aside_and_files_are_merged(stack: Stack) -> None:
+    begin(stack, mode="branch")
+    a, b = stack.session(agent="ada"), stack.session(agent="bob")
+    theirs, mine = commit(a, "f"), commit(b, "g")
+    a.publish()
+    (notice,) = (one for one in b.publish().notices if one.kind == "ref_renamed")
+    assert (notice.path, notice.detail) == ("refs/heads/main", "refs/heads/eos/bob")
+    with head(stack) as view:
+        assert git(view, "rev-parse", "main", "eos/bob").split() == [theirs, mine]
+        assert status(view) == [" M g"]
+        assert git(view, "diff", "eos/bob", "--", "g") == ""
+
+
+@on_a_stack(FILES)
+def test_a_rebase_with_markers_leaves_the_heads_branch_with_both_sides_in_the_files(stack: Stack) -> None:
+    begin(stack)
+    a, b = stack.session(agent="ada"), stack.session(agent="bob")
+    commit(a, f="A\n")
+    mine = commit(b, f="B\n", g="g\nB\n")
+    a.publish()
+    b.umount()
+    done = b.upper.rebase(Choice("markers"))
+    b.mount()
+    assert [(one.path, one.resolution) for one in done.resolved] == [("f", "markers")]
+    assert git(b, "rev-parse", "eos/bob") == mine
+    assert status(b.view) == [" M f", " M g"]
+    assert "A\n" in get(b.at("f")) and "B\n" in get(b.at("f"))
+    put(b.at("f"), "A\nB\n")
+    git(b, "commit", "-q", "-a", "-m", "both")
+    b.publish()
+    with head(stack) as view:
+        assert subjects(view) == ["both", "by s1", "first"] and status(view) == []
+
+
+@on_a_stack(FILES)
+def test_a_rebased_session_goes_on_with_its_commits_on_the_head(stack: Stack) -> None:
+    begin(stack)
+    a, b = stack.session(), stack.session()
+    commit(a, "f")
+    commit(b, "g")
+    a.publish()
+    b.umount()
+    b.upper.rebase()
+    b.mount()
+    assert subjects(b.view) == ["by s2", "by s1", "first"] and status(b.view) == []
+    commit(b, "g", message="more")
+    b.publish()
+    with head(stack) as view:
+        assert subjects(view) == ["more", "by s2", "by s1", "first"] and status(view) == []
+
+
+@on_a_stack(FILES)
+def test_a_merge_under_way_is_named_with_the_commands_that_end_it(stack: Stack) -> None:
+    begin(stack)
+    a, b = stack.session(), stack.session()
+    commit(a, "f")
+    git(b, "checkout", "-q", "-b", "side")
+    commit(b, f="side\n")
+    git(b, "checkout", "-q", "main")
+    commit(b, f="main\n")
+    git(b, "merge", "side", fails=True)
+    a.publish()
+    assert not b.upper.preview().would_publish
+    with pytest.raises(PublishRejected) as caught:
+        b.publish()
+    assert caught.value.reason == "git_operation_in_progress"
+    (conflict,) = caught.value.conflicts
+    assert conflict.hint is not None
+    assert "git merge --continue" in conflict.hint and "git merge --abort" in conflict.hint
+
+
+@on_a_stack(FILES)
+def test_an_object_that_one_side_counts_on_stays_when_the_other_prunes_it(stack: Stack) -> None:
+    begin(stack)
+    session = stack.session()
+    put(f"{stack.folder}/blob", "unreachable\n")
+    git(session, "hash-object", "-w", f"{stack.folder}/blob")
+    session.publish()
+    a, b = stack.session(), stack.session()
+    commit(a, h="unreachable\n")
+    commit(b, "g")
+    git(b, "gc", "-q", "--prune=now")
+    a.publish()
+    b.publish()
+    with head(stack) as view:
+        assert subjects(view) == ["by s3", "by s2", "first"] and status(view) == []
