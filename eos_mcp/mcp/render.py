@@ -273,6 +273,10 @@ def _published(publish: Object) -> str:
             f"; left out (sockets, pipes, devices, what a killed process left half done): "
             f"{compact(publish['dropped'])}"
         )
+    if publish.get("rewritten"):
+        text += f"; {len(publish['rewritten'])} commits have new ids: the branch had moved"
+    if publish.get("kept_refs"):
+        text += f"; commits that no branch has are kept as {compact(publish['kept_refs'])}"
     return text + (
         "; the disk refused the last sync: a power cut may still undo it"
         if publish.get("synced") is False

@@ -134,6 +134,10 @@ def _conflict(conflict: Object, left: list[int]) -> list[str]:
     renamed = conflict.get("renamed_to")
     if is_object(renamed):
         lines.append(f"  {conflict.get('renamed_by')} has it at {shown_path(renamed.get('path'))}")
+    if conflict.get("ref"):
+        lines.append(f"  commits of {conflict['ref']} conflict here")
+    if conflict.get("hint"):
+        lines.append(f"  {conflict['hint']}")
     layer = conflict.get("theirs_layer")
     if is_object(layer):
         who = layer.get("agent") or layer.get("owner") or "an unknown author"

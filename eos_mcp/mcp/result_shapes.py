@@ -72,6 +72,9 @@ CONFLICTS = table(
     unit=UNIT,
     renamed_to=record(**PATH),
     renamed_by=STRING,
+    ref=STRING,
+    commits=record(ours=STRINGS, theirs=STRINGS, ours_count=INTEGER, theirs_count=INTEGER),
+    hint=STRING,
 )
 RESOLVED = table(
     **PATH,
@@ -94,6 +97,7 @@ NOTICES = table(
     ours=record(**PATH),
     theirs=record(**PATH),
     others=PATHS,
+    detail=STRING,
 )
 ROUTES = record(source_count=INTEGER, ignored_count=INTEGER)
 PUBLISH = record(
@@ -104,6 +108,8 @@ PUBLISH = record(
     notices=NOTICES,
     dropped=PATHS,
     synced=BOOLEAN,
+    rewritten={"type": "object", "additionalProperties": STRING},
+    kept_refs=STRINGS,
 )
 REJECTION = record(
     path=nullable(STRING),
