@@ -142,3 +142,40 @@ def _spill(rng: random.Random, files: Layout) -> None:
     if (path := _some(rng, files)) is not None:
         value = files.pop(path)
         put(files, f"{path}/{rng.choice(NAMES)}", value)
+
+
+def tied_case(rng: random.Random, folders: int) -> tuple[Layout, Layout, Layout]:
+    """Make three trees in which ties decide the renames: few contents and names in many directories, which
+    one side moves while the other edits files.
+    """
+    names = [f"d{n}" for n in range(folders)]
+    texts = [
+        b"".join(b"family %d line %d\n" % (k, n) for n in range(10)) for k in range(rng.choice([1, 2, 6]))
+    ]
+    base: Layout = {"keep": ("100644", b"k\n")}
+    for folder in names:
+        for name in rng.sample(["Makefile", "x.c", "y.c", "z"], rng.randint(1, 3)):
+            data = rng.choice(texts)
+            base[f"{folder}/{name}"] = "100644", changed(rng, data) if rng.random() < 0.4 else data
+    places = {folder: folder for folder in names}
+    for folder in names:
+        if rng.random() < 0.5:
+            near = [f"m{rng.randint(0, 70)}", f"q/{folder}", f"q/w/{folder}", "", "d1", f"{folder}/sub"]
+            places[folder] = rng.choice(near)
+    ours: Layout = {}
+    for path, value in base.items():
+        folder, _, name = path.rpartition("/")
+        to = places.get(folder, folder) if rng.random() < 0.85 else rng.choice(list(places.values()))
+        new = f"{to}/{name}" if to else name
+        if rng.random() < 0.95:
+            edited = ("100644", changed(rng, value[1])) if rng.random() < 0.3 else value
+            put(ours, new + "2" if new in ours else new, edited)
+    for _ in range(rng.randint(0, 6)):
+        name = rng.choice(["Makefile", "new", "x.c"])
+        put(ours, f"{rng.choice(names)}/{name}", ("100644", changed(rng, rng.choice(texts))))
+    theirs = dict(base)
+    for path in rng.sample(sorted(base), len(base) // 3):
+        theirs[path] = "100644", changed(rng, base[path][1])
+    if rng.random() < 0.5:
+        put(theirs, f"{rng.choice(names)}/added", ("100644", b"added\n"))
+    return base, ours, theirs

@@ -23,7 +23,7 @@ from layerstack.git.rename_detection import (
 )
 
 BASE, OURS, THEIRS = 0, 1, 2
-PATHS_MAX = 2_000_000
+PATHS_MAX = 1_000_000
 """Paths of one merge, and entries of the directories that are read for it."""
 _ALL = 7
 

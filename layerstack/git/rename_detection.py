@@ -129,9 +129,7 @@ class RenameSearch:
             best, best_score, left = -1, -1, EQUAL_MAX
             for m in by_oid.get(target.oid, ()):
                 source = self._sources[m]
-                if m in self._used or (
-                    not (source.is_regular and target.is_regular) and source.mode != target.mode
-                ):
+                if not (source.is_regular and target.is_regular) and source.mode != target.mode:
                     continue
                 score = 1 + (base_name(source.path) == base_name(target.path))
                 if score > best_score:
@@ -141,6 +139,7 @@ class RenameSearch:
                     break
             if best >= 0:
                 self._record(n, best)
+                by_oid[target.oid].remove(best)
 
     def _same_names(self) -> None:
         """Pair files whose name is unique among the rest, or that are where most files of their directory

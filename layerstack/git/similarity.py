@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from layerstack.git.object_format import Oid
 from layerstack.git.objects import Objects
-from layerstack.git.text_merge import TEXT_MAX, is_binary
+from layerstack.git.text_merge import LINES_MAX, TEXT_MAX, is_binary
 from layerstack.text.myers import Budget
 
 SCORE_MAX = 60_000
 """Score of equal contents."""
 CHUNK = 64
 """Bytes of a chunk in a long line."""
+PAIR = 8
+"""Steps that a pair costs beside its chunks."""
 CONTENTS_MAX = 2_000_000
 """Chunks of contents that are remembered."""
 CHUNKS_MAX = 200_000
@@ -46,6 +48,8 @@ class Similarity:
 
     def score(self, old: Oid, new: Oid, least: int) -> int:
         """Give the score of two files from 0 to SCORE_MAX; 0 when their sizes rule out `least`."""
+        if not self._budget.spend(PAIR):
+            return 0
         old_size, new_size = self._size(old), self._size(new)
         larger, smaller = max(old_size, new_size), min(old_size, new_size)
         if not new_size or larger * (SCORE_MAX - least) < (larger - smaller) * SCORE_MAX or larger > TEXT_MAX:
@@ -53,7 +57,7 @@ class Similarity:
         x, y = self._chunks(old), self._chunks(new)
         if len(x) > len(y):
             x, y = y, x
-        if not self._budget.spend(1 + len(x)):
+        if not self._budget.spend(len(x)):
             return 0
         copied = sum(min(size, y[key]) for key, size in x.items() if key in y)
         return copied * SCORE_MAX // larger
@@ -78,6 +82,8 @@ class Similarity:
         return found
 
     def _hashed(self, data: bytes) -> dict[int, int]:
+        if data.count(b"\n") > LINES_MAX:
+            return {}
         if not is_binary(data):
             data = data.replace(b"\r\n", b"\n")
         lines = data.split(b"\n")

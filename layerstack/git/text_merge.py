@@ -20,6 +20,8 @@ TEXT_MAX = 64 << 20
 """Bytes above which a content is merged as binary."""
 STEPS_MAX = 20_000_000
 """Steps of all diffs of one merge: some seconds. What is left then counts as changed."""
+LINES_MAX = 2_000_000
+"""Lines above which a content is merged as binary; a line costs some dozen bytes."""
 NUL_BEFORE = 8000
 """A NUL before this byte makes a content binary, as for git."""
 GAP_MAX = 3
@@ -36,15 +38,18 @@ class TextMerge(NamedTuple):
 
 
 def is_binary(data: bytes) -> bool:
-    """Check whether git merges and compares a content as binary; also true beyond TEXT_MAX."""
-    return len(data) > TEXT_MAX or data.find(b"\0", 0, NUL_BEFORE) >= 0
+    """Check whether git merges and compares a content as binary; also true beyond TEXT_MAX and LINES_MAX."""
+    return len(data) > TEXT_MAX or data.find(b"\0", 0, NUL_BEFORE) >= 0 or data.count(b"\n") > LINES_MAX
 
 
-def merge_texts(base: bytes, ours: bytes, theirs: bytes, *, union: bool = False) -> TextMerge:
+def merge_texts(
+    base: bytes, ours: bytes, theirs: bytes, *, union: bool = False, budget: Budget | None = None
+) -> TextMerge:
     """Merge two changed versions of `base`, none of them binary.
 
     Args:
         union: take the lines of both sides where they conflict, ours first, as the merge driver `union`.
+        budget: steps that several merges share; each has STEPS_MAX of its own at most.
     Returns:
         TextMerge; a hunk's ranges are those of `layerstack.model.conflict.Hunk`.
     """
@@ -52,7 +57,12 @@ def merge_texts(base: bytes, ours: bytes, theirs: bytes, *, union: bool = False)
         return TextMerge(ours)
     if base == ours:
         return TextMerge(theirs)
-    return _TextMerger(base, ours, theirs).run(union)
+    steps = STEPS_MAX if budget is None else max(min(STEPS_MAX, budget.steps), 0)
+    merger = _TextMerger(base, ours, theirs, Budget(steps))
+    found = merger.run(union)
+    if budget is not None:
+        budget.spend(steps - merger.budget.steps)
+    return found
 
 
 class _NumberedText:
@@ -102,14 +112,14 @@ class _MergedPart:
 
 
 class _TextMerger:
-    def __init__(self, base: bytes, ours: bytes, theirs: bytes) -> None:
+    def __init__(self, base: bytes, ours: bytes, theirs: bytes, budget: Budget) -> None:
         ids = numbering()
         self._base, self._ours, self._theirs = (
             _NumberedText(base, ids),
             _NumberedText(ours, ids),
             _NumberedText(theirs, ids),
         )
-        self._budget = Budget(STEPS_MAX)
+        self.budget = budget
 
     def run(self, union: bool) -> TextMerge:
         parts = self._parts()
@@ -127,8 +137,8 @@ class _TextMerger:
     def _parts(self) -> list[_MergedPart]:
         """List the changed regions of both sides; those that overlap or touch are one."""
         base = self._base.numbers
-        mine = changes(base, self._ours.numbers, self._budget)
-        other = changes(base, self._theirs.numbers, self._budget)
+        mine = changes(base, self._ours.numbers, self.budget)
+        other = changes(base, self._theirs.numbers, self.budget)
         our_shift = their_shift = 0
         out: list[_MergedPart] = []
         i = j = 0
@@ -169,7 +179,7 @@ class _TextMerger:
         found = changes(
             self._ours.numbers[part.ours : part.ours + part.our_size],
             self._theirs.numbers[part.theirs : part.theirs + part.their_size],
-            self._budget,
+            self.budget,
         )
         if not found:
             part.mode = _SAME

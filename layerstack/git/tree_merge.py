@@ -31,6 +31,8 @@ from layerstack.text.myers import Budget
 
 SIMILARITY_STEPS = 30_000_000
 """Chunks that all comparisons of a search for renames may cost: some seconds."""
+TEXT_STEPS = 60_000_000
+"""Steps of the diffs of all texts of one merge: some 20 seconds. What is left then is in conflict."""
 _SIDES = {OURS: "ours", THEIRS: "theirs"}
 
 
@@ -107,6 +109,7 @@ class _TreeMerger:
         self._contents: dict[bytes, _MergedContent] = {}
         """Path -> the first part of its merge, when that was in conflict."""
         self._limited = False
+        self._text_budget = Budget(TEXT_STEPS)
 
     def run(self) -> MergedTree:
         self._apply(self._renames())
@@ -311,7 +314,7 @@ class _TreeMerger:
         a, b, c = texts
         if a is None or b is None or c is None:
             return _MergedContent(PathVersion(mode, ours.oid), "binary")
-        merged = merge_texts(a, b, c, union=driver == "union")
+        merged = merge_texts(a, b, c, union=driver == "union", budget=self._text_budget)
         if merged.content is None:
             return _MergedContent(PathVersion(mode, ours.oid), "content", merged.hunks)
         version = PathVersion(mode, self._write("blob", merged.content))

@@ -82,7 +82,26 @@ def lines(*changed: int) -> bytes:
 
 
 T = lines()
+SIX = {f"a{n}": lines(n) for n in range(6)}
+MOVED = {f"x{n}": b"%d\n" % n for n in range(3)}
 CHOSEN: dict[str, Case] = {
+    "six-equal-candidates": (SIX, {"z": T}, {path: data + b"more\n" for path, data in SIX.items()}),
+    "a-file-that-matters-for-its-folder": (
+        {"d/a": lines(1), "d/b": lines(1, 2, 3)},
+        {"e/c": T},
+        {"d/a": lines(1), "d/b": lines(1, 2, 3) + b"more\n", "d/n": b"n\n"},
+    ),
+    "a-file-whose-folder-has-a-known-place": (
+        {"d/a": lines(1), "d/b": lines(1, 2, 3)} | {f"d/{name}": data for name, data in MOVED.items()},
+        {"e/c": T} | {f"e/{name}": data for name, data in MOVED.items()},
+        {"d/a": lines(1), "d/b": lines(1, 2, 3) + b"more\n", "d/n": b"n\n"}
+        | {f"d/{name}": data for name, data in MOVED.items()},
+    ),
+    "a-folder-with-two-places": (
+        {"d/p": b"p\n", "d/q": b"q\n", "d/Makefile": T, "k/Makefile": b"k\n" + lines(5)},
+        {"w/m1/p": b"p\n", "w/m8/q": b"q\n", "w/m1/Makefile": lines(1), "w/m8/Makefile": lines(2)},
+        {"d/p": b"p\n", "d/q": b"q\n", "d/Makefile": lines(9), "k/Makefile": b"k\n" + lines(5)},
+    ),
     "one-side": ({"a": T}, {"a": T, "d/n": b"n\n"}, {"a": lines(1)}),
     "content": ({"a": T}, {"a": lines(1)}, {"a": lines(10)}),
     "content-conflict": ({"a": T}, {"a": lines(1)}, {"a": T.replace(b"line 1\n", b"their\n")}),
