@@ -6,6 +6,7 @@ the last import, or at the last export to the directory.
                                      copied.json {"format": 1, "entries", "seen"}: what changed since
                                      next.json   the same with "published_as": the record that is valid once
                                                  that request is published
+                                     commit.json {"format": 1, "git_ref"}: the sandbox starts from a commit
                                      content/    bytes of imported files by digest, the base of later merges
 
 Without `index` every file is compared with the copy itself.
@@ -28,6 +29,7 @@ from layerstack.kernel import base_xattrs, fsync
 from layerstack.kernel.content import digest_at
 
 FORMAT = 1
+COMMIT = "commit.json"
 FILE, LINK, DIRECTORY = "f", "l", "d"
 BASE, BLOB, STORED = "base", "blob", "stored"
 """Sources of an entry's content: the base; `content/`; a layer of the sandbox, which may be gone."""
@@ -164,6 +166,17 @@ def note_copy(folder: str, index_path: str) -> None:
             shutil.copyfile(index_path, target)
 
 
+def note_commit(folder: str, git_ref: str) -> None:
+    """Note that a sandbox starts from a commit and not from the directory's state.
+
+    Raises:
+        OSError: without the note an import would bring in all that differs from the commit.
+    """
+    private_dirs.make(folder)
+    body = {"format": FORMAT, "git_ref": git_ref}
+    fsync.write_file(os.path.join(folder, COMMIT), json.dumps(body).encode(), mode=0o600)
+
+
 def forget(records: str, sandbox_id: str) -> None:
     """Remove the record of a sandbox that is gone."""
     with contextlib.suppress(FileNotFoundError):
@@ -178,8 +191,20 @@ def load(folder: str, root_hash: str, copy: str) -> CopiedRecord:
         copy: the base on this machine's disk, read only without an index.
     Raises:
         OperationError: operation_failed, reason import_record_unreadable: a file is damaged, or of a later
-            version; copy_unknown: neither index nor copy is on this machine.
+            version; copy_unknown: neither index nor copy is on this machine; made_from_commit.
     """
+    if (commit := _read(os.path.join(folder, COMMIT))) is not None:
+        raise OperationError(
+            OPERATION_FAILED,
+            f"import: the sandbox was made from the commit {commit['git_ref']} and not from the directory: "
+            f"changes of the directory since then are not known",
+            {
+                "git_ref": commit["git_ref"],
+                "hint": "take its work out with export_changes --format git and merge there, or create a "
+                "sandbox without git_ref",
+            },
+            reason="made_from_commit",
+        )
     index = load_index(os.path.join(folder, "index"))
     if index is not None and index.root_hash != root_hash:
         index = None

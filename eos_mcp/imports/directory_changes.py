@@ -26,7 +26,7 @@ from eos_mcp.imports.copied import (
     CopiedRecord,
     kind_of,
 )
-from eos_mcp.workspace.git_directories import ALTERNATES
+from eos_mcp.workspace.git_directories import ALTERNATES, Borrowed
 from eos_mcp.workspace.tree_index import Listing, Stat, racy
 from layerstack.kernel import base_xattrs
 from layerstack.kernel.base_xattrs import Keeping
@@ -64,6 +64,7 @@ class DirectoryChanges:
         self.unstable: set[str] = set()
         self.kept: list[str] = []
         """Files with kept content that this import wrote."""
+        self._found: Borrowed | None = None
         self._sent: set[str] = set()
         self.racy: set[str] = set()
         """Files that changed so shortly before they were read that a later change may have the same times."""
@@ -107,6 +108,7 @@ class DirectoryChanges:
             for path in (*self.record.paths(), *(p for p, e in self.new.items() if e is not None))
             if path not in listing.entries
             and not (path in self.new and self.new[path] is None)
+            and not self._is_borrowed(path, listing)
             and self._wanted(path)
             and not self._left_out(path, listing)
         ]
@@ -133,6 +135,16 @@ class DirectoryChanges:
             self._git_files[at] = found
         return found
 
+    @staticmethod
+    def _is_borrowed(path: str, listing: Listing) -> bool:
+        """Tell whether an object that is gone may be one that the repository borrows from another."""
+        git = _repository(path)
+        return (
+            git is not None
+            and path.startswith(f"{git}/objects/")
+            and f"{git}/{ALTERNATES}" in listing.entries
+        )
+
     def _names_a_repository(self, path: str) -> bool:
         try:
             with open(os.path.join(self.workspace, path), "rb") as file:
@@ -142,12 +154,13 @@ class DirectoryChanges:
 
     # ---- rows
 
-    def rows(self, listing: Listing) -> Iterator[list[Row]]:
+    def rows(self, found: Borrowed) -> Iterator[list[Row]]:
         """Yield the rows of one round in batches: the base of the changed paths, then the changes.
 
         Raises:
             OperationError: operation_failed, reason workspace_unreadable.
         """
+        listing, self._found = found.listing, found
         read, gone = self.candidates(listing)
         self.unstable, self._first = set(), {}
         batch: list[Row] = []
@@ -185,13 +198,17 @@ class DirectoryChanges:
                 self._whiteouts.add(path)
                 yield self._own(path, {"kind": "w"})
 
+    def _source(self, path: str) -> str:
+        found = self._found
+        return os.path.join(self.workspace, path) if found is None else found.source(self.workspace, path)
+
     def _covers(self, above: str) -> bool:
         """Tell whether the row of a path stands for the deletion of all below it."""
         made = self.new.get(above)
         return above in self._whiteouts or (made is not None and made.kind != DIRECTORY)
 
     def _unreadable(self, path: str, error: OSError) -> OperationError:
-        where = os.path.join(self.workspace, path)
+        where = self._source(path)
         return OperationError(
             OPERATION_FAILED,
             f"import: {where} cannot be read: {error.strerror}",
@@ -204,7 +221,7 @@ class DirectoryChanges:
         )
 
     def _read(self, path: str, entry: Stat, looked_ns: int) -> Iterator[tuple[Row, int]]:
-        where = os.path.join(self.workspace, path)
+        where = self._source(path)
         kind, mode = kind_of(entry[0]), stat.S_IMODE(entry[0])
         self.racy.discard(path)
         if kind == FILE:
@@ -234,6 +251,7 @@ class DirectoryChanges:
                 return
             xattrs = base_xattrs.stored(base_xattrs.read(fd), self._keeping)
             was, size, mode = self.record.of(path), entry[1], stat.S_IMODE(entry[0])
+            tail = b"" if self._found is None else self._found.tails.get(path, b"")
             made = CopiedEntry(FILE, entry[:5], mode, size, "", base_xattrs.digest(xattrs), STORED)
             row: Row = {"kind": FILE, "mode": mode, "mtime_ns": entry[2], "size": size}
             row["xattrs"] = {name: _b64(value) for name, value in xattrs.items()}
@@ -244,13 +262,17 @@ class DirectoryChanges:
                     if size > PIECE:
                         continue
                     row["data"] = _b64(data) if at == 0 else row.get("data", "")
+                if tail and size <= PIECE:  # a configuration, of which the copy has more
+                    total.update(tail)
+                    row["data"] = _b64(base64.b64decode(row.get("data", "")) + tail)
+                    row["size"] = size + len(tail)
                 made = made._replace(content=total.digest().hex())
                 if not self._change(path, made):
                     self._settle(path, made, _is(fd, entry))
                     if path not in self.unstable:
                         yield from self._withdraw(path)
                     return
-            if size > PIECE or _sparse(row, size):
+            if size > PIECE or _sparse(row, row["size"]):
                 row.pop("data", None)
                 total = ContentHash()
                 pieces = _pieces(fd, size, total)
@@ -266,7 +288,7 @@ class DirectoryChanges:
             if not made.content:
                 made = made._replace(content=total.digest().hex())
             stable = _is(fd, entry)
-            if stable and self._keep and self._keeps(path, size):
+            if stable and self._keep and not tail and self._keeps(path, size):
                 made = made._replace(source=BLOB)
                 self._keep_content(fd, made)
             self.changes[path] = self._change(path, made) or "modified"

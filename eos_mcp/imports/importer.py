@@ -28,6 +28,8 @@ from eos_mcp.export.request import ContentOf
 from eos_mcp.imports import copied, exported_facts
 from eos_mcp.imports.copied import CopiedRecord
 from eos_mcp.imports.directory_changes import DirectoryChanges, Row
+from eos_mcp.workspace import git_directories
+from eos_mcp.workspace.git_directories import Borrowed, Refusal
 from eos_mcp.workspace.tree_index import Listing, look
 from layerstack.kernel import fsync
 from layerstack.kernel.base_xattrs import Keeping
@@ -53,6 +55,8 @@ class ImportRequest(NamedTuple):
     paths: tuple[str, ...] = ()
     dry_run: bool = False
     agent: str | None = None
+    refusal: Refusal = lambda _, __: None
+    """As of `git_directories.complete`: repositories outside that belong to the directory come along."""
 
 
 class Importer:
@@ -74,9 +78,13 @@ class Importer:
         self.forwarder, self._run, self.records, self.exports = forwarder, run, records, exports
         self._check_idle = check_idle
 
-    def note_copy(self, sandbox_id: str, index_path: str) -> None:
-        """Keep the index of the copy that a new sandbox starts from."""
-        copied.note_copy(copied.folder_of(self.records, sandbox_id), index_path)
+    def note_copy(self, sandbox_id: str, index_path: str, git_ref: str | None = None) -> None:
+        """Keep the index of the copy that a new sandbox starts from, or the commit that it starts from."""
+        folder = copied.folder_of(self.records, sandbox_id)
+        if git_ref is None:
+            copied.note_copy(folder, index_path)
+        else:
+            copied.note_commit(folder, git_ref)
 
     def forget(self, sandbox_id: str) -> None:
         """Remove the record of a sandbox that is gone."""
@@ -172,18 +180,19 @@ class Importer:
         """Send the changes of the directory as it is at one time."""
         for number in range(1, ROUNDS + 1):
             await self._run(self._check_idle, request.workspace)
-            listing: Listing = await self._run(look, request.workspace)
+            found: Borrowed = await self._run(_walk, request)
+            listing = found.listing
             if number > 1:
                 read, gone = await self._run(changes.candidates, listing)
                 if not read and not gone:
                     return listing, number - 1
-            batches = changes.rows(listing)
+            batches = changes.rows(found)
             while (batch := await self._run(_next, batches)) is not None:
                 await ask.put(batch)
             if number == 1 and not changes.new:
                 return listing, 1
             progress(f"read {len(changes.new)} changed paths of {request.workspace}")
-        listing = await self._run(look, request.workspace)
+        listing = (await self._run(_walk, request)).listing
         read, gone = await self._run(changes.candidates, listing)
         if not read and not gone:
             return listing, ROUNDS
@@ -288,6 +297,10 @@ class _Asking:
         if self._import_id:
             with contextlib.suppress(OperationError):
                 await self.step("discard")
+
+
+def _walk(request: ImportRequest) -> Borrowed:
+    return git_directories.complete(request.workspace, look(request.workspace), request.refusal)
 
 
 def _next(batches: Iterator[list[Row]]) -> list[Row] | None:

@@ -187,14 +187,14 @@ class Creation:
                     special_files=manager.config.manager.base.special_files,
                     keeping=provider.keeping(),
                     check_idle=lambda: self._roll_back_killed(workspace),
-                    refusal=functools.partial(self._refusal, bounds),
+                    refusal=functools.partial(self.refusal, bounds),
                     git_ref=wanted.git_ref,
                     progress=progress,
                 )
             )
             index = base.index_of(os.path.realpath(workspace), manager.bases)
             for sandbox_id in batch.ids:  # a later copy replaces the index
-                await manager.run(manager.imports.note_copy, sandbox_id, index)
+                await manager.run(manager.imports.note_copy, sandbox_id, index, wanted.git_ref)
         await manager.run(
             bounds.check, workspace, "workspace_root"
         )  # a directory of the path may have been replaced before the copy
@@ -237,7 +237,7 @@ class Creation:
             raise
         return made
 
-    def _refusal(self, bounds: Bounds, folder: str, names_workspace: bool) -> str | None:
+    def refusal(self, bounds: Bounds, folder: str, names_workspace: bool) -> str | None:
         """Return the reason why a git directory outside of the workspace may not be copied. One that names
         the workspace belongs to it, wherever it lies; objects that a file of the workspace names do not.
         """

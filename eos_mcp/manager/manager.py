@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -674,6 +675,7 @@ class Manager:
             paths=checked_paths(given.get("paths"), record.workspace_root),
             dry_run=given["dry_run"],
             agent=given.get("agent"),
+            refusal=functools.partial(self.creation.refusal, bound),
         )
         async with self.exports.alone(record.id):
             return await self.imports.run(wanted, request_id, progress)

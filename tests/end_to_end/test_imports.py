@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,3 +246,38 @@ def test_what_was_imported_is_not_in_the_way_of_the_next_export(own: Sandbox) ->
     assert (own.desk.workspace / "d/b.txt").read_text() == "again\n"
     assert not (own.desk.workspace / "added").exists()
     assert import_changes(own)["changed_count"] == 0
+
+
+def test_a_commit_in_a_linked_worktree_comes_in_and_a_checkout_of_a_commit_has_no_imports(
+    shared_desk: Desks,
+) -> None:
+    desk = shared_desk("root")
+
+    def git(folder: Path, *words: str) -> str:
+        who = ("-c", "user.name=p", "-c", "user.email=p@example.org", "-c", "init.defaultBranch=main")
+        done = subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    real = desk.person.home / "real"
+    real.mkdir()
+    git(real, "init", "-q")
+    git(real, "commit", "-q", "--allow-empty", "-m", "first")
+    shutil.rmtree(desk.workspace)
+    git(real, "worktree", "add", "-q", "-b", "side", str(desk.workspace))
+    desk.give("w/.id", desk.person.home.name)
+    own = desk.create("host")
+    desk.give("w/a.txt", "of the person\n")
+    git(desk.workspace, "add", "a.txt")
+    git(desk.workspace, "commit", "-q", "-m", "in the worktree")
+    done = import_changes(own)
+    assert done["no_op"] is False and (desk.workspace / ".git").is_file()
+    seen = own.shell("git log --format=%H -1; git status --porcelain -- a.txt; git fsck --strict")
+    assert seen["output"].split("\n")[0] == git(desk.workspace, "rev-parse", "HEAD")
+    assert seen["exit_code"] == 0 and " a.txt" not in seen["output"]
+    where = str(real)
+    made = desk.do(
+        *("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", where),
+        *("--git-ref", "main"),
+    )
+    error = desk.refused("manager", "import_changes", "--sandbox-id", made["id"])
+    assert_error(error, "made_from_commit", kind="operation_failed")

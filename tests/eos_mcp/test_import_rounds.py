@@ -22,6 +22,7 @@ from eos_mcp.imports import copied
 from eos_mcp.imports.directory_changes import DirectoryChanges
 from eos_mcp.imports.importer import ROUNDS, Importer, ImportRequest, checked_paths
 from eos_mcp.workspace import base
+from eos_mcp.workspace.git_directories import Borrowed
 from eos_mcp.workspace.tree_index import look
 from layerstack.kernel.base_xattrs import ALL
 
@@ -54,7 +55,9 @@ class Copied:
 
     def round(self, changes: DirectoryChanges) -> list[tuple[str, str]]:
         """Read one round; return path and kind of its rows."""
-        rows = [row for batch in changes.rows(look(str(self.workspace))) for row in batch]
+        rows = [
+            row for batch in changes.rows(Borrowed(look(str(self.workspace)), {}, {}, ())) for row in batch
+        ]
         return [(base64.b64decode(row["path"]).decode(), row.get("kind", "more")) for row in rows]
 
 
