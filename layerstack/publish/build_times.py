@@ -26,7 +26,7 @@ from layerstack.layers.index_file import Indexed
 from layerstack.model.conflict import Notice
 from layerstack.model.spread_times import MILLISECOND, SECOND, below, spread
 from layerstack.publish.edits import Bring, Edit, Show, Write
-from layerstack.publish.unseen_inputs import built_on, lacks_input
+from layerstack.publish.unseen_inputs import built_on, in_git_directory, lacks_input
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import DiskTree, Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT, State, same
@@ -135,6 +135,7 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
                         and mtime > newest_made
                         and path not in roles.written
                         and path not in merged
+                        and not in_git_directory(path)
                     ):
                         newest_made = mtime
             elif kind == LINK and not ignored:

@@ -18,6 +18,13 @@ LOOKED_AT_MAX = 2_000
 """Records that are read for a notice."""
 
 
+def in_git_directory(path: str) -> bool:
+    """Check whether a path is in a `.git` directory: its files change with each commit, and nothing is built
+    from them.
+    """
+    return "/.git/" in f"/{path}/"
+
+
 def lacks_input(base: Chain, head: Chain, newer: Sequence[Layer], roles: Roles) -> bool:
     """True if the head lacks an input of the base, or has one whose own time does not show the change."""
     for layer in newer:
@@ -76,7 +83,7 @@ def _unseen(
                 continue
             b, h = base.find(path), head.find(path)
             shown = b if h is None else h
-            if shown is None or roles.is_output(path, shown.kind == DIRECTORY):
+            if shown is None or in_git_directory(path) or roles.is_output(path, shown.kind == DIRECTORY):
                 continue
             if h is None or h.kind != FILE:
                 if b is not None and (h is None or h.kind != b.kind):

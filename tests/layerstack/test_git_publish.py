@@ -218,3 +218,15 @@ def test_an_object_that_one_side_counts_on_stays_when_the_other_prunes_it(stack:
     b.publish()
     with head(stack) as view:
         assert subjects(view) == ["by s3", "by s2", "first"] and status(view) == []
+
+
+def test_a_publication_says_what_it_was_not_built_on_without_files_of_git(stack: Stack) -> None:
+    begin(stack)
+    a, b, c = stack.session(), stack.session(), stack.session()
+    commit(a, "f")
+    commit(b, "g")
+    git(c, "commit", "-q", "--allow-empty", "-m", "nothing that was made")
+    a.publish()
+    (notice,) = [one for one in b.publish().notices if one.kind == "built_on"]
+    assert notice.unseen == ("f",)
+    assert [one.kind for one in c.publish().notices] == []
