@@ -27,7 +27,7 @@ def side(sides: Sides, folder: Path) -> IndexSide:
     has = subprocess.run(
         ["git", "rev-parse", "-q", "--verify", "HEAD"], cwd=folder, capture_output=True, check=False
     )
-    return IndexSide(sides.index(folder), sides.tree(folder) if has.returncode == 0 else None)
+    return IndexSide(sides.index_of(folder), sides.tree(folder) if has.returncode == 0 else None)
 
 
 def merge(sides: Sides, new: str, merge_staged: MergeStaged | None = None) -> IndexMerge:
@@ -192,7 +192,7 @@ def test_trees_that_the_index_names_are_not_read(sides: Sides) -> None:
     known = git(sides.head, "rev-parse", "HEAD:e").decode().strip()
     for folder in sides:
         (folder / ".git/objects" / known[:2] / known[2:]).unlink()
-    index = sides.index(sides.head)
+    index = sides.index_of(sides.head)
     assert index is not None
     with sides.objects() as objects:
         assert set(staged_changes(index, objects, sides.tree(sides.head))) == {b"d/x"}

@@ -34,7 +34,7 @@ class Sides(NamedTuple):
     def objects(self, fmt: ObjectFormat = SHA1) -> Objects:
         return Objects(ROOT, self.trees, fmt)
 
-    def index(self, side: Path) -> GitIndex | None:
+    def index_of(self, side: Path) -> GitIndex | None:
         path = side / ROOT / "index"
         return GitIndex.parse(path.read_bytes(), SHA1) if path.exists() else None
 
