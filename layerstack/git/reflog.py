@@ -95,7 +95,8 @@ def _merged(base: list[bytes], ours: list[bytes], head: list[bytes]) -> list[byt
             common.append(line)
         elif seen[key] > counts[0][key]:
             added.append(line)
-    by_head, seen = seen - counts[0], Counter()
+    by_head = seen - counts[0]
+    seen = Counter[bytes]()
     for line in ours:
         key = _key(line)
         seen[key] += 1

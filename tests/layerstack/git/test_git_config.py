@@ -231,7 +231,11 @@ def small() -> st.SearchStrategy[list[tuple[str, ...]]]:
 
 
 @pytest.mark.soak
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(small(), small(), small())
 def test_a_merge_has_each_change_of_one_side(
     tmp_path_factory: pytest.TempPathFactory,

@@ -35,8 +35,9 @@ def merge(sides: Sides, new: str, merge_staged: MergeStaged | None = None) -> In
     check out the files that it changed.
     """
     tree = sides.tree(sides.head, new)
+    base, ours, head = side(sides, sides.base), side(sides, sides.ours), side(sides, sides.head)
     with sides.objects() as objects:
-        result = merge_indexes(objects, *(side(sides, one) for one in sides), tree, merge_staged)
+        result = merge_indexes(objects, base, ours, head, tree, merge_staged)
     add_objects(sides.head, sides.ours)
     (sides.head / ".git/index").write_bytes(result.entries.to_bytes())
     git(sides.head, "update-ref", "--no-deref", "HEAD", new)

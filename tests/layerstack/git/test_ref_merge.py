@@ -41,6 +41,10 @@ def sides(tmp_path: Path) -> Sides:
     return three_of(base)
 
 
+def notes_of_ours(meeting: RefMeeting) -> bytes:
+    return meeting.ours
+
+
 def merge(sides: Sides, author: str = "bot", stash: str | None = None) -> RefMerge:
     base, ours, head = sides.refs
     log = None
@@ -51,7 +55,7 @@ def merge(sides: Sides, author: str = "bot", stash: str | None = None) -> RefMer
         def older(a: bytes, b: bytes) -> bool:
             return is_ancestor(objects, bytes.fromhex(a.decode()), bytes.fromhex(b.decode()))
 
-        return merge_refs(base, ours, head, RefRules(author, older, lambda meeting: meeting.ours, log))
+        return merge_refs(base, ours, head, RefRules(author, older, notes_of_ours, log))
 
 
 def written(sides: Sides, result: RefMerge) -> dict[bytes, bytes]:
