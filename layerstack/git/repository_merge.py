@@ -15,7 +15,16 @@ from layerstack.git.ancestry import is_ancestor
 from layerstack.git.branch_merge import BranchMerge, BranchRules, BranchSides, merge_branch
 from layerstack.git.commits import tag_target
 from layerstack.git.config_merge import merge_configs
-from layerstack.git.entry_class import DERIVED, INDEX, JUNK, LAST_WRITER, LOG, OBJECT, class_of
+from layerstack.git.entry_class import (
+    DERIVED,
+    INDEX,
+    JUNK,
+    LAST_WRITER,
+    LOG,
+    OBJECT,
+    class_of,
+    split_worktree,
+)
 from layerstack.git.git_index import GitIndex, same_entries
 from layerstack.git.index_merge import IndexMerge, IndexSide, merge_indexes
 from layerstack.git.kept_refs import add_kept_refs
@@ -555,13 +564,30 @@ class RepositoryMerger:
         self.put_files(logs)
 
     def _keep_heads(self, *tops: str) -> None:
-        """Give the entries that ours lists the head's state, which other steps then change."""
+        """Give the entries that ours lists the head's state, which other steps then change. Directories are
+        made by what is in them.
+        """
         for below in self.entries[0]:
-            rest = (
-                below.split("/", 2)[2] if below.startswith("worktrees/") and below.count("/") > 1 else below
-            )
-            if rest.partition("/")[0] in tops:
-                self.states[self.at(below)] = self.sides.head.find(self.at(below))
+            if split_worktree(below)[1].partition("/")[0] not in tops:
+                continue
+            at = self.at(below)
+            own, there = self.sides.ours.find(at), self.sides.head.find(at)
+            if there is not None and there.kind == DIRECTORY:
+                if own is None or own.kind != DIRECTORY:
+                    self._keep_below(at)
+            elif there is not None or own is None or own.kind != DIRECTORY:
+                self.states[at] = there
+
+    def _keep_below(self, at: str) -> None:
+        """Keep each file in a directory of the head in whose place ours has a file or nothing."""
+        self.settled.add(at)
+        for name in self.sides.head.names(at):
+            inner = f"{at}/{name}"
+            state = self.sides.head.find(inner)
+            if state is not None and state.kind == DIRECTORY:
+                self._keep_below(inner)
+            else:
+                self.states[inner] = state
 
     def _place_entries(self) -> None:
         """Decide the other entries by their class."""

@@ -471,6 +471,8 @@ class _Merge:
         on = MergedTrees(trees.base, trees.shown, trees.head)
         for path in sorted(states, key=lambda path: (states[path] is not None, byte_order(path))):
             wanted, rec = states[path], index.get(path)
+            if wanted is None and path in self.git.folders:
+                continue  # entries in it make the directory
             if rec is None:
                 hidden = any((a := index.get(x)) is not None and a.masks for x in ancestors(path))
                 needed = wanted is not None if hidden else not is_one(wanted, trees.head.find(path))
