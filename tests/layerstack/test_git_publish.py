@@ -220,6 +220,7 @@ def test_an_object_that_one_side_counts_on_stays_when_the_other_prunes_it(stack:
         assert subjects(view) == ["by s3", "by s2", "first"] and status(view) == []
 
 
+@on_a_stack(FILES)
 def test_a_publication_says_what_it_was_not_built_on_without_files_of_git(stack: Stack) -> None:
     begin(stack)
     a, b, c = stack.session(), stack.session(), stack.session()
