@@ -32,6 +32,9 @@ CAROLS_LINE = "    printf '%d,%02d\\n' $(($1 / 100)) $(($1 % 100))\n"
 RESOLVED_LINE = '    printf \'%s%d%s%02d\\n\' "$sign" $((n / 100)) "${TALLY_POINT:-.}" $((n % 100))\n'
 RESOLVED = "".join(RESOLVED_LINE if "printf" in line else line for line in FIXED.splitlines(keepends=True))
 MARKERS = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
+ALICES_MESSAGE = "Print the sign of a negative amount once"
+BOBS_MESSAGE = "Report the three largest expenses"
+CAROLS_MESSAGE = "Take the decimal point from TALLY_POINT"
 TOP_REPORT = """\
 # report_top FILE: the three largest expenses, largest first.
 report_top() {
@@ -141,8 +144,8 @@ async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
         "exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000
     )
     me.say(f"runs the tests again: exit code {ran['exit_code']}", *tail(ran["output"], 1))
-    await commit(me, session, "Print the sign of a negative amount once")
-    done = await me.call("publish_workspace_session", workspace_session_id=session)
+    await commit(me, session, ALICES_MESSAGE)
+    done = await me.call("publish_workspace_session", workspace_session_id=session, message=ALICES_MESSAGE)
     me.say(f"publishes: version {done['publish']['revision']['manifest_version']}")
     stage.alice_published.set()
 
@@ -154,7 +157,7 @@ async def bob(me: ScriptedAgent, stage: DemoStage) -> None:
         f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top "
         f"data/sample.txt"
     )
-    ran = await me.call("exec_command", cmd=script, agent=me.name, yield_time_ms=30_000)
+    ran = await me.call("exec_command", cmd=script, agent=me.name, message=BOBS_MESSAGE, yield_time_ms=30_000)
     me.say(
         "adds lib/top.sh by one command, published when the command ended; it printed", *tail(ran["output"])
     )
@@ -207,8 +210,8 @@ async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
         f"writes both intentions on top of the head and tests them: exit code {ran['exit_code']}",
         *tail(ran["output"], 2),
     )
-    await commit(me, session, "Take the decimal point from TALLY_POINT")
-    done = await me.call("publish_workspace_session", workspace_session_id=session)
+    await commit(me, session, CAROLS_MESSAGE)
+    done = await me.call("publish_workspace_session", workspace_session_id=session, message=CAROLS_MESSAGE)
     me.say(f"publishes: version {done['publish']['revision']['manifest_version']}; the draft is gone with it")
 
 
