@@ -27,7 +27,7 @@ replace() { sed "s/^$2\\$/$3/" "$1" > .new; cat .new > "$1"; rm .new; }
 """
 """Words of the scripts: commit with the next date, add all and commit, append a line, replace a line."""
 BASE = """
-git init -q -b main
+git init -q; git symbolic-ref HEAD refs/heads/main
 line f f; line g g; line d/x x
 printf '%02d\\n' 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 > many
 save first

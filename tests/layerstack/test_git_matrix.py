@@ -109,7 +109,7 @@ BRANCHES = [
         "line a theirs; save theirs",
         "line b ours; save ours",
         "git checkout -q --detach $O; git rebase -q --root --onto $H",
-        base="git init -q -b main; line x x",
+        base="git init -q; git symbolic-ref HEAD refs/heads/main; line x x",
     ),
     GitRow(
         "sha256",
