@@ -12,6 +12,7 @@ import time
 
 from benchmarks import (
     bulk_rows,
+    git_rows,
     growth_rows,
     history_rows,
     mcp_rows,
@@ -32,6 +33,7 @@ STORE = {
     "open": store_rows.open_store,
     "store_memory": store_rows.memory,
     "capture": store_rows.capture,
+    "git": git_rows.publish,
     "squash": history_rows.squash,
     "blame": history_rows.blame,
     "merge": merge_rows.merge,
