@@ -166,6 +166,7 @@ class RepositoryMerger:
         """Indexes of base, ours and head."""
         self.changed: tuple[set[str], set[str]] = (set(), set())
         """Entries of the repository that each side really changed."""
+        self._changes_found = False
 
     def _below(self, path: str) -> bytes | None:
         """Give the path below the work tree; None for a path outside, and one in the repository."""
@@ -184,11 +185,15 @@ class RepositoryMerger:
 
     def find_changes(self) -> tuple[set[str], set[str]]:
         """Find the entries that each side changed; stat data in the index do not count, and neither do
-        directories and locks.
+        directories and locks. The index is read only where it is all that a side changed: beside other
+        changes it counts as changed.
         """
+        if self._changes_found:
+            return self.changed
         found: list[set[str]] = []
         for listed, tree in zip(self.entries, (self.sides.ours, self.sides.head), strict=True):
             side: set[str] = set()
+            index: tuple[State | None, State | None] | None = None
             for below in listed:
                 b, s = self.sides.base.find(self.at(below)), tree.find(self.at(below))
                 b, s = (None if x is not None and x.kind == DIRECTORY else x for x in (b, s))
@@ -196,11 +201,14 @@ class RepositoryMerger:
                     continue
                 if class_of(below) == JUNK:
                     continue
-                if below == "index" and self._same_index(b, s):
+                if below == "index":
+                    index = b, s
                     continue
                 side.add(below)
+            if index is not None and (side or not self._same_index(*index)):
+                side.add("index")
             found.append(side)
-        self.changed = found[0], found[1]
+        self.changed, self._changes_found = (found[0], found[1]), True
         return self.changed
 
     def _same_index(self, x: State | None, y: State | None) -> bool:
