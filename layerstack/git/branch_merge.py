@@ -143,7 +143,7 @@ def _merge(objects: Objects, sides: BranchSides, rules: BranchRules) -> BranchMe
         return _conflict(objects, sides, tuple(map(_swapped, found.conflicts)))
     date = max(ours.committed, theirs.committed)
     who = b"%s %d +0000" % (rules.identity, date)
-    message = f"Merge {_shown(sides.name)} of {rules.author}\n".encode("utf-8", "surrogateescape")
+    message = f"Merge {shown_ref(sides.name)} of {rules.author}\n".encode("utf-8", "surrogateescape")
     commit = Commit(found.tree, (h, o), who, who, (), message)
     return BranchMerge(objects.write("commit", format_commit(commit)))
 
@@ -167,7 +167,8 @@ def _swapped(conflict: TreeConflict) -> TreeConflict:
     )
 
 
-def _shown(name: bytes) -> str:
+def shown_ref(name: bytes) -> str:
+    """Name a ref as git does in the message of a merge."""
     text = name.decode("utf-8", "surrogateescape")
     return f"branch '{text.removeprefix('refs/heads/')}'" if text.startswith("refs/heads/") else text
 

@@ -8,12 +8,12 @@ such as hooks, stay with the rules for any file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from layerstack.git.ancestry import is_ancestor
-from layerstack.git.branch_merge import BranchMerge, BranchRules, BranchSides, merge_branch
-from layerstack.git.commits import tag_target
+from layerstack.git.ancestry import is_ancestor, merge_bases
+from layerstack.git.branch_merge import BranchMerge, BranchRules, BranchSides, merge_branch, shown_ref
+from layerstack.git.commits import Commit, format_commit, tag_target
 from layerstack.git.config_merge import merge_configs
 from layerstack.git.entry_class import (
     DERIVED,
@@ -38,6 +38,7 @@ from layerstack.git.ref_results import RefMeeting
 from layerstack.git.ref_store import HEAD, RefMap, RefValue, read_refs, ref_files, resolve
 from layerstack.git.reflog import STASH, LogMove, LogSides, merge_log, merge_logs, ref_of_log
 from layerstack.git.repository_config import RepositoryConfig
+from layerstack.git.stopped_merge import StoppedMerge, changed_tree, merge_with_sides, put_into_index
 from layerstack.git.tree_diff import tree_changes
 from layerstack.git.worktree_merge import WorktreeMerge, WorktreeSide
 from layerstack.model.conflict import Hunk
@@ -71,6 +72,10 @@ class RepositoryRules(NamedTuple):
     """`rebase`, `merge` or `branch`."""
     author: str
     """The agent, or the session's short id."""
+    side: Callable[[str], str] | None = None
+    """Path of the workspace -> the side to take in a conflict, `markers` for both; None: a conflict is
+    reported.
+    """
 
 
 class RepositoryConflict(NamedTuple):
@@ -158,6 +163,7 @@ class RepositoryMerger:
         self.published: list[Oid] = []
         """Commits that a branch of the result may not contain any more, and that were published."""
         self.moves: dict[bytes, LogMove] = {}
+        self.stopped: StoppedMerge | None = None
         self.files_alone = False
         """True when ours' commits of the branch that is checked out were put aside: their changes of files
         are published as changes of files.
@@ -364,7 +370,12 @@ class RepositoryMerger:
         rules = rules._replace(identity=rules.identity.rpartition(b" ")[0])
         found = merge_branch(self.objects, sides, rules)
         if found.tip is None:
-            self._report(name, found)
+            if self.rules.side is None:
+                self._report(name, found)
+            elif name in (HEAD, self.maps[1].branch) and name in (HEAD, self.maps[2].branch):
+                self._resolve(name, ours, head, self.rules.side)
+            else:
+                self._put_aside(name, meeting.ours)
             return
         self.refs[name] = RefValue(found.tip.hex().encode())
         self.rewritten.update(found.rewritten)
@@ -389,6 +400,34 @@ class RepositoryMerger:
         self.notices.append(
             RepositoryNotice("ref_renamed", name.decode("utf-8", "replace"), aside.decode("utf-8", "replace"))
         )
+
+    def _resolve(self, name: bytes, ours: Oid, head: Oid, side: Callable[[str], str]) -> None:
+        """Merge the branch that is checked out, with the named sides; or stop at the head's commit as `git
+        merge` does, when a path is left that has both sides.
+        """
+        bases = merge_bases(self.objects, head, ours)
+        trees = [self.objects.links(oid) for oid in (head, ours)]
+        base = self.objects.links(bases[0]).tree if bases else None
+        found = merge_with_sides(
+            self.objects,
+            base,
+            trees[0].tree,
+            trees[1].tree,
+            lambda path: side(join(self.worktree or "", os.fsdecode(path))),
+        )
+        self.stopped, self.files_alone = found, True
+        text = f"Merge {shown_ref(name)} of {self.rules.author}\n".encode("utf-8", "surrogateescape")
+        if found.unmerged:
+            self.put("MERGE_HEAD", ours.hex().encode() + b"\n")
+            lines = b"".join(b"#\t%s\n" % path for path in sorted(found.unmerged))
+            self.put("MERGE_MSG", text + b"\n# Conflicts:\n" + lines)
+            self.put("MERGE_MODE", b"")
+            return
+        tree = changed_tree(self.objects, trees[0].tree, found.changes)
+        who = self.identity(max(one.committed for one in trees))
+        tip = self.objects.write("commit", format_commit(Commit(tree, (head, ours), who, who, (), text)))
+        self.refs[name] = RefValue(tip.hex().encode())
+        self.moves[name] = LogMove(head.hex().encode(), tip.hex().encode())
 
     def _report(self, name: bytes, found: BranchMerge) -> None:
         ref = name.decode("utf-8", "replace")
@@ -458,8 +497,10 @@ class RepositoryMerger:
             IndexSide(self.indexes[0], trees[0]),
             IndexSide(self.indexes[1], trees[1]),
             IndexSide(self.indexes[2], trees[2]),
-            new,
+            new if self.stopped is None else trees[2],
         )
+        if self.stopped is not None:
+            put_into_index(found.entries, self.stopped)
         self.notices += [
             RepositoryNotice("unstaged", join(self.worktree or "", os.fsdecode(path)))
             for path in found.dropped
@@ -485,10 +526,11 @@ class RepositoryMerger:
             done = merge.merge(candidates)
             for path, state in done.states.items():
                 self.states[join(self.worktree, os.fsdecode(path))] = state
-            self.conflicts += [
-                RepositoryConflict(join(self.worktree, os.fsdecode(one.path)), one.cls, one.hunks)
-                for one in done.conflicts
-            ]
+            for one in done.conflicts:
+                at = join(self.worktree, os.fsdecode(one.path))
+                if self.rules.side is None:
+                    self.conflicts.append(RepositoryConflict(at, one.cls, one.hunks))
+                self.states.pop(at, None)
             self.clean |= {path for path in done.clean if done.states.get(path) is not None}
         self._place_index(found, candidates)
 

@@ -57,7 +57,7 @@ class _Repository:
         self.merger: RepositoryMerger | None = None
         self.error: GitError | None = None
         self.result = NOTHING
-        rules = RepositoryRules(meeting.rules.git, meeting.author or "session")
+        rules = RepositoryRules(meeting.rules.git, meeting.author or "session", meeting.side)
         sides = RepositorySides(root, base, trees.shown, trees.head)
         try:
             merger = self.merger = RepositoryMerger(sides, listed, rules)

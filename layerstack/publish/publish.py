@@ -255,7 +255,7 @@ def _plan(
     ignored = stack.routes.for_merge(version, head.version)
     over = base if head.version == version else stack.chain(head)
     rules = stack.rules if merge else stack.rules._replace(git=OFF)
-    found = plan(Meeting(tree, indexed.records, base, over, version, ignored, describe, rules, author))
+    found = plan(Meeting(tree, indexed.records, base, over, version, ignored, describe, rules, author=author))
     if head.version == version:
         return found
     return build_logs.leave_out(stack, found, indexed.records, ignored, version, head)

@@ -39,6 +39,8 @@ class Meeting(NamedTuple):
     describe: Callable[[Layer], TheirsLayer]
     """Function that describes a layer and its author."""
     rules: PublishRules = DEFAULT
+    side: Callable[[str], str] | None = None
+    """As in `RepositoryRules`."""
     author: str = ""
     """The agent, or the session's short id, as names of refs have it."""
 

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from layerstack.core.publish_rules import BRANCH
 from layerstack.core.stack import Stack
 from layerstack.errors import PublishRejected
 from layerstack.kernel import fsync
@@ -107,14 +106,15 @@ def rebase(
     ignored = stack.routes.for_merge(base.version, head.version)
     roles = Roles(stack.routes.ignored(base.version), stack.inputs, written)
     meeting = Meeting(
-        work.tree, work.index, below, over, base.version, ignored, describe, stack.rules, author
+        work.tree, work.index, below, over, base.version, ignored, describe, stack.rules, author=author
     )
     planned = plan(meeting)
     planned = build_logs.leave_out(stack, planned, work.index, ignored, base.version, head)
     refused = choice is None or any(choice.side(one.path) == REFUSE for one in planned.conflicts)
     if planned.git.conflicts and not refused:
-        # ours' commits stay a branch of their own, and their changes are resolved as those of files
-        meeting = meeting._replace(rules=stack.rules._replace(git=BRANCH))
+        # commits are merged as far as the sides say, and what is in the files is resolved as in any file
+        assert choice is not None
+        meeting = meeting._replace(side=choice.side)
         planned = plan(meeting)
         if planned.git.conflicts:
             raise PublishRejected(planned.conflicts, base=base.version, head=head.version)

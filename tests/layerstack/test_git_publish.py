@@ -149,21 +149,46 @@ def test_in_mode_branch_commits_are_put_aside_and_files_are_merged(stack: Stack)
 def test_a_rebase_with_markers_leaves_the_heads_branch_with_both_sides_in_the_files(stack: Stack) -> None:
     begin(stack)
     a, b = stack.session(agent="ada"), stack.session(agent="bob")
-    commit(a, f="A\n")
+    theirs = commit(a, f="A\n")
     mine = commit(b, f="B\n", g="g\nB\n")
     a.publish()
     b.umount()
     done = b.upper.rebase(Choice("markers"))
     b.mount()
     assert [(one.path, one.resolution) for one in done.resolved] == [("f", "markers")]
-    assert git(b, "rev-parse", "eos/bob") == mine
-    assert status(b.view) == [" M f", " M g"]
+    assert git(b, "rev-parse", "main", "MERGE_HEAD").split() == [theirs, mine]
+    assert status(b.view) == ["UU f", "M  g"]
     assert "A\n" in get(b.at("f")) and "B\n" in get(b.at("f"))
     put(b.at("f"), "A\nB\n")
-    git(b, "commit", "-q", "-a", "-m", "both")
+    git(b, "add", "f")
+    git(b, "commit", "-q", "--no-edit")
     b.publish()
     with head(stack) as view:
-        assert subjects(view) == ["both", "by s1", "first"] and status(view) == []
+        assert git(view, "rev-parse", "HEAD^1", "HEAD^2").split() == [theirs, mine]
+        assert status(view) == [] and get(f"{view}/f") == "A\nB\n"
+        assert git(view, "log", "-1", "--format=%s") == "Merge branch 'main' of bob"
+
+
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_a_rebase_that_takes_one_side_makes_the_merge_commit(side: str) -> None:
+    @on_a_stack(FILES, namespaces=("trusted",))
+    def body(stack: Stack) -> None:
+        begin(stack)
+        a, b = stack.session(agent="ada"), stack.session(agent="bob")
+        theirs = commit(a, f="A\n")
+        mine = commit(b, f="B\n", g="g\nB\n")
+        a.publish()
+        b.umount()
+        b.upper.rebase(Choice(side))
+        b.mount()
+        b.publish()
+        with head(stack) as view:
+            assert git(view, "rev-parse", "HEAD^1", "HEAD^2").split() == [theirs, mine]
+            kept = "f.theirs" if side == "ours" else "f.ours"
+            assert status(view) == [f"?? {kept}"]
+            assert get(f"{view}/f") == ("B\n" if side == "ours" else "A\n") and get(f"{view}/g") == "g\nB\n"
+
+    body("trusted")
 
 
 @on_a_stack(FILES)
