@@ -14,6 +14,7 @@ from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows, sho
 from eos_mcp.mcp.known_clients import LARGE_PAGE
 from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools
 from eos_mcp.mcp.plain_text import plain
+from eos_mcp.mcp.render_notices import notice_lines
 from eos_mcp.mcp.terminal_output import without_blank_rows
 
 # Above this many characters a text shows head and tail, or the first lines, and says how to get the rest.
@@ -193,6 +194,7 @@ def _command_notes(reply: Object, command_id: object, tools: OfferedTools) -> li
         notes.append(
             _published(publish) if "revision" in publish or publish.get("published") else _kept(reply)
         )
+        notes += notice_lines(publish.get("notices"))
     if reply.get("publish_rejected"):
         rejection = reply.get("publish_rejection")
         notes.append(
@@ -275,8 +277,6 @@ def _published(publish: Object) -> str:
         )
     if publish.get("rewritten"):
         text += f"; {len(publish['rewritten'])} commits have new ids: the branch had moved"
-    if publish.get("kept_refs"):
-        text += f"; commits that no branch has are kept as {compact(publish['kept_refs'])}"
     return text + (
         "; the disk refused the last sync: a power cut may still undo it"
         if publish.get("synced") is False
@@ -466,11 +466,12 @@ def _publish(args: Object, reply: Object) -> str:
     publish = reply.get("publish")
     text = _published(publish) if is_object(publish) else "published"
     notices = publish.get("notices") if is_object(publish) else None
-    return (
-        f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}"
-        + (f"\nnotices: {compact(notices)}" if notices else "")
-        + stopped_services(reply)
-    )
+    return "\n".join(
+        [
+            f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}",
+            *notice_lines(notices),
+        ]
+    ) + stopped_services(reply)
 
 
 def _after_publish(reply: Object) -> str:
@@ -557,7 +558,8 @@ def _preview(args: Object, reply: Object) -> str:
         )
     if reply.get("conflicts"):
         lines += render_conflicts.rejection(reply)
-    for key in ("refused", "notices", "dropped"):
+    lines += notice_lines(reply.get("notices"))
+    for key in ("refused", "dropped"):
         if reply.get(key):
             lines.append(f"{key}: {compact(reply[key])}")
     if reply.get("next") is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows, shown_path
 from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools, by_hand
+from eos_mcp.mcp.render_notices import notice_lines
 
 EDIT_AWAY = (
     "edit the conflict markers away (lines that begin with <<<<<<<, |||||||, =======, >>>>>>>), then "
@@ -70,8 +71,7 @@ def resolved(reply: Object) -> str:
         + (f", {reply.get('conflict_count', len(found))} in conflict" if found else "")
     ]
     lines += resolved_rows(reply)
-    if reply.get("notices"):
-        lines.append(f"notices: {compact(reply['notices'])}")
+    lines += notice_lines(reply.get("notices"))
     if reply.get("dropped"):
         lines.append(f"skipped: {compact(reply['dropped'])}")
     if reply.get("checkpoints_ended"):
