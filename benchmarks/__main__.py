@@ -13,6 +13,7 @@ import time
 from benchmarks import (
     bulk_rows,
     git_rows,
+    git_status_rows,
     growth_rows,
     history_rows,
     import_rows,
@@ -60,6 +61,7 @@ ROWS = {
     "cli": rows.cli_process,
     "second_create": bulk_rows.second_create,
     "import": import_rows.one_changed,
+    "git_status": git_status_rows.status,
     "memory": session_rows.memory,
     "mcp_start": mcp_rows.first_answer,
     "mcp_call": mcp_rows.call,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
@@ -93,24 +94,52 @@ def identity(workspace: str) -> dict[str, str]:
     """Return `name` and `email` of the user as the machine's and the user's own configuration have them, with
     conditional includes judged for `workspace`; without those that are not set, empty without git.
 
-    The project's own configuration is not read: its settings come along with its `.git`.
+    The project's own configuration is not read, since its includes may name any file: git takes the common
+    directory, which has it, from a directory of ours. Its settings come along with its `.git`.
     """
     found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="eos-git-") as empty:
+        for name in ("objects", "refs"):
+            os.mkdir(f"{empty}/{name}")
+        for name, text in (("HEAD", "ref: refs/heads/main\n"), ("config", "")):
+            with open(f"{empty}/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+        folders = (_repository_around(workspace), empty)
+        for scope in _scopes():
+            for entry in _user_of(scope, [folder for folder in folders if folder is not None], empty):
+                key, newline, value = entry.partition(b"\n")
+                if newline and value.strip():
+                    found[key.decode().partition(".")[2]] = value.decode(errors="replace")
+    return found
+
+
+def _scopes() -> list[list[str]]:
+    """List the options that select a file of the configuration, the lowest rank first."""
     home = os.path.expanduser("~")
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    scopes = [["--system"]] if os.environ.get("GIT_CONFIG_NOSYSTEM", "").lower() in ("", "0", "false") else []
+    system = os.environ.get("GIT_CONFIG_NOSYSTEM", "").lower() in ("", "0", "false")
     own = os.environ.get("GIT_CONFIG_GLOBAL")
     files = [own] if own is not None else [f"{config}/git/config", f"{home}/.gitconfig"]
-    scopes += [["--file", file] for file in files if file and os.path.isfile(file)]
-    for scope in scopes:
+    found = [["--file", file] for file in files if file and os.path.isfile(file)]
+    return [["--system"], *found] if system else found
+
+
+def _user_of(scope: Sequence[str], folders: Sequence[str], common: str) -> list[bytes]:
+    """List `key\\nvalue` of user.name and user.email in one file; git directories are tried in turn."""
+    words = ("config", *scope, "--includes", "-z", "--get-regexp", r"^user\.(name|email)$")
+    for folder in folders:
         try:
-            raw = run(
-                workspace, "config", *scope, "--includes", "-z", "--get-regexp", r"^user\.(name|email)$"
-            )
+            raw = run("/", *words, more={"GIT_DIR": folder, "GIT_COMMON_DIR": common})
         except (GitFailed, OperationError):
-            continue  # status 1: the file has none; another file may
-        for entry in raw[:_ANSWER_MAX].split(b"\0"):
-            key, newline, value = entry.partition(b"\n")
-            if newline and value.strip():
-                found[key.decode().partition(".")[2]] = value.decode(errors="replace")
-    return found
+            continue  # the file has neither, or the directory is no repository
+        return raw[:_ANSWER_MAX].split(b"\0")
+    return []
+
+
+def _repository_around(workspace: str) -> str | None:
+    at = os.path.realpath(workspace)
+    while not os.path.lexists(f"{at}/.git"):
+        if at == os.path.dirname(at):
+            return None
+        at = os.path.dirname(at)
+    return f"{at}/.git"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -17,6 +18,26 @@ from .agent_process import Agent
 pytestmark = pytest.mark.needs("overlay")
 
 
+OPENS = """
+import ctypes, os, select, struct, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(fd, b".", 0x20) > 0, os.strerror(ctypes.get_errno())
+def opens():
+    found, at = 0, 0
+    while select.select([fd], [], [], 0)[0]:
+        data, at = os.read(fd, 1 << 20), 0
+        while at < len(data):
+            _, mask, _, size = struct.unpack_from("iIII", data, at)
+            assert not mask & 0x4000, "overflow"
+            found, at = found + (not mask & 0x40000000), at + 16 + size
+    return found
+subprocess.run(["git", "status", "--porcelain"], check=True)
+print(opens())
+open("f7").close()
+print(opens())
+"""
+"""Prints how many files of the directory `git status` opens, by inotify(7), and that one open is seen."""
 AUTHOR = ("-c", "user.name=x", "-c", "user.email=x@y")
 
 
@@ -60,6 +81,10 @@ def test_git_status_in_a_new_session_reads_no_file_of_an_unchanged_base_and_an_i
 
     agent = prepared(fill)
     session = agent.session()
+    opened = agent.run(f"{sys.executable} -c '{OPENS}'", session)
+    assert opened["output"].split() == ["0", "1"], (
+        "files of the work tree that the first status opens; one read"
+    )
     look = "git status --porcelain | wc -l; grep rchar /proc/$$/io"
     for _ in range(2):
         changed, _, read = agent.run(look, session)["output"].split()
