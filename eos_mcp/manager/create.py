@@ -26,7 +26,7 @@ from eos_mcp.providers.provider import Provider, SandboxPlan, new_token, wait_re
 from eos_mcp.record.registry import SandboxRecord, quota_of
 from eos_mcp.requests import caller, roots
 from eos_mcp.requests.bounds import NO_BOUNDS, Bounds
-from eos_mcp.workspace import base, host_git
+from eos_mcp.workspace import base, git_program
 
 Progress = Callable[[str], None]
 WARNED = 20
@@ -50,7 +50,7 @@ class WantedSandboxes(NamedTuple):
     def identity(self) -> dict[str, str | bool]:
         """Read the identity that the sandboxes get, with the host's git."""
         if self.git_identity == "host":
-            return {**host_git.identity(self.workspace)}
+            return {**git_program.identity(self.workspace)}
         return {"replaces": True} if self.image == HOST_IMAGE else {}
 
 

@@ -12,9 +12,9 @@ import stat
 from typing import NamedTuple
 
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
-from eos_mcp.workspace import host_git
+from eos_mcp.workspace import git_program
 from eos_mcp.workspace.git_directories import GIT, Borrowed
-from eos_mcp.workspace.host_git import GitFailed
+from eos_mcp.workspace.git_program import GitFailed
 
 CHECKOUT_S = 600.0
 NAMED_MAX = 20
@@ -130,7 +130,7 @@ def _filters(copy: str) -> list[str]:
 
 
 def _git(copy: str, *words: str) -> bytes:
-    return host_git.run(
+    return git_program.run(
         copy,
         "-c",
         "core.logAllRefUpdates=false",

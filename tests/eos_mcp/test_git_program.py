@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eos_agent.wire.protocol import OperationError
-from eos_mcp.workspace import host_git
+from eos_mcp.workspace import git_program
 from tests.git_trees import git
 
 
@@ -28,41 +28,41 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_last_file_that_sets_a_key_counts_and_the_project_does_not(home: Path) -> None:
     project = str(home / "work/project")
-    assert host_git.identity(project) == {}
+    assert git_program.identity(project) == {}
     (home / "system").write_text("[user]\nname = System\nemail = system@x\n")
-    assert host_git.identity(project) == {"name": "System", "email": "system@x"}
+    assert git_program.identity(project) == {"name": "System", "email": "system@x"}
     (home / ".config/git").mkdir(parents=True)
     (home / ".config/git/config").write_text("[user]\nname = Config\nemail = config@x\n")
     (home / ".gitconfig").write_text('[user]\nname = "J\u00f6rg  Home"\n')
-    assert host_git.identity(project) == {"name": "J\u00f6rg  Home", "email": "config@x"}
+    assert git_program.identity(project) == {"name": "J\u00f6rg  Home", "email": "config@x"}
     (home / ".gitconfig").write_text(
         '[user]\nname = Home\n[includeIf "gitdir:~/work/"]\npath = work.inc\n'
         '[includeIf "gitdir:~/x/"]\npath = x\n'
     )
     (home / "work.inc").write_text("[user]\nemail = work@x\n")
     (home / "x").write_text("[user]\nemail = x@x\n")
-    assert host_git.identity(project) == {"name": "Home", "email": "work@x"}
-    assert host_git.identity(str(home)) == {"name": "Home", "email": "config@x"}
+    assert git_program.identity(project) == {"name": "Home", "email": "work@x"}
+    assert git_program.identity(str(home)) == {"name": "Home", "email": "config@x"}
 
 
 def test_a_broken_file_or_no_git_is_no_identity_and_no_failure(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "system").write_text("[user]\nname = System\nemail =\n")
-    assert host_git.identity(str(home)) == {"name": "System"}
+    assert git_program.identity(str(home)) == {"name": "System"}
     (home / ".gitconfig").write_text("[user\n")
-    assert host_git.identity(str(home)) == {}, "git commits nothing on the host either"
+    assert git_program.identity(str(home)) == {}, "git commits nothing on the host either"
     (home / ".gitconfig").unlink()
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    assert host_git.identity(str(home)) == {}
+    assert git_program.identity(str(home)) == {}
     monkeypatch.setenv("PATH", str(home))
-    assert host_git.identity(str(home)) == {}
+    assert git_program.identity(str(home)) == {}
     with pytest.raises(OperationError) as caught:
-        host_git.run(str(home), "version")
+        git_program.run(str(home), "version")
     assert caught.value.details["reason"] == "git_missing"
 
 
 def test_a_call_that_gives_no_answer_is_ended(home: Path) -> None:
     (home / ".gitconfig").write_text('[alias]\nwait = "!sleep 1000"\n')
-    with pytest.raises(host_git.GitFailed, match=r"no answer within 0\.1 s"):
-        host_git.run(str(home), "wait", timeout_s=0.1)
+    with pytest.raises(git_program.GitFailed, match=r"no answer within 0\.1 s"):
+        git_program.run(str(home), "wait", timeout_s=0.1)

@@ -131,7 +131,7 @@ def _user_of(scope: Sequence[str], folders: Sequence[str], common: str) -> list[
         try:
             raw = run("/", *words, more={"GIT_DIR": folder, "GIT_COMMON_DIR": common})
         except (GitFailed, OperationError):
-            continue  # the file has neither, or the directory is no repository
+            continue  # neither is in the file, or this is not a git directory
         return raw[:_ANSWER_MAX].split(b"\0")
     return []
 
