@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Generator
 from typing import IO, NamedTuple
 
@@ -20,6 +21,8 @@ STAGING = "tmp_objdir-eos-"
 """Prefix of the directory of received objects; `git gc` removes old ones of this name too."""
 MESSAGE_BYTES = 1 << 20
 HISTORY_MAX = 5000
+LEFT_S = 86400.0
+"""Age at which a directory of received objects was left by a killed export."""
 _LAYER = re.compile(r"^Eos-Layer: [BLS](\d+)-", re.MULTILINE)
 
 
@@ -140,11 +143,12 @@ class GitRepository:
             self.git.run(["rm", "-rf", "--", place])
 
     def sweep(self) -> None:
-        """Remove what killed exports left."""
+        """Remove directories that killed exports left; a younger one may be of an export that runs."""
         objects = os.path.join(self.common, "objects")
         with contextlib.suppress(OSError):
             for name in os.listdir(objects):
-                if name.startswith(STAGING):
+                place = os.path.join(objects, name)
+                if name.startswith(STAGING) and os.stat(place).st_mtime < time.time() - LEFT_S:
                     self.git.run(["rm", "-rf", "--", os.path.join(objects, name)])
 
     def set_ref(self, ref: str, new: str, old: str | None, message: str) -> None:

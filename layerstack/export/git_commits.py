@@ -151,6 +151,7 @@ class GitExport:
         self._listed: list[dict[str, Any]] = []
         self._count = 0
         self._large: dict[str, int] = {}
+        self._done = -1
         self.objects = 0
         self.head: Oid | None = None
 
@@ -244,6 +245,7 @@ class GitExport:
             yield from self._agents_objects(tip)
         carried = self._carried()
         done = -1 if previous is None or previous.version is None else previous.version
+        self._done = done
         tree = TreeBuilder(self._tip_tree, self.fmt, self._objects.tree)
         groups, before = [[0], *self._groups()], list[_Item]()
         for number in itertools.chain.from_iterable(groups):
@@ -295,6 +297,8 @@ class GitExport:
         for number in group:
             layer = self._steps[number].layer
             for member in reversed(layer.members):
+                if int(member["version"]) <= self._done and len(layer.members) > 1:
+                    continue  # exported before the squash
                 found.append({**layer.about, **member} if layer.id == member["layer_id"] else dict(member))
         return found
 
@@ -306,7 +310,8 @@ class GitExport:
             layer_id = str(self._steps[0].layer.id)
             text = commit_text.of_creation(sandbox_id, layer_id, date)
             return self._commit(tree, parents, text, layer_id, paths)
-        text = commit_text.of_publications(sandbox_id, self._members(group), paths)
+        members = self._members(group) or [dict(self._steps[group[-1]].layer.members[0])]
+        text = commit_text.of_publications(sandbox_id, members, paths)
         return self._commit(tree, parents, text, str(self._steps[group[-1]].layer.id), paths)
 
     def _commit(
