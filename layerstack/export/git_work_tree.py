@@ -12,7 +12,7 @@ from layerstack.export.tree_builder import TreeBuilder
 from layerstack.git.attributes import GitAttributes
 from layerstack.git.commits import EXECUTABLE, FILE_MODE, GITLINK, SYMLINK, name_fault
 from layerstack.git.git_index import GitIndex
-from layerstack.git.index_rows import IndexStat
+from layerstack.git.index_rows import MODE_AT, STAT, IndexStat, Row
 from layerstack.git.object_format import FORMATS, SHA1, GitRefused, ObjectFormat, Oid
 from layerstack.git.objects import GitTree, Objects
 from layerstack.git.ref_store import (
@@ -242,8 +242,7 @@ class GitWorkTree:
     def nested_paths(self) -> Iterator[str]:
         """Yield the submodules of the newest version."""
         for path, row in self._index.rows.items():
-            found = value_in(self._index, path) if row[24:26] == b"\0\0" else None
-            if found is not None and found.mode == GITLINK:
+            if int.from_bytes(row[MODE_AT : MODE_AT + 4], "big") == GITLINK:
                 yield os.fsdecode(path)
 
 
@@ -294,6 +293,10 @@ def uncommitted(work: GitWorkTree, base: Chain, objects: Objects, committed: Oid
                 continue
             if kind not in (FILE, LINK):
                 continue
+            row = index.rows.get(raw)
+            if row is not None and raw not in staged and _is_clean(work, base, path, raw, row, written):
+                seen.add(raw)
+                continue
             known = _committed_value(index, staged, raw)
             if known is None and raw not in index and work.candidate(path) != path:
                 continue
@@ -335,6 +338,21 @@ def _value(
             if state.kind == FILE and work.mode(raw, state) == entry.mode:
                 return FileValue(entry.mode, entry.oid)
     return work.value(base, path)[0]
+
+
+def _is_clean(work: GitWorkTree, base: Chain, path: str, raw: bytes, row: Row, written: int) -> bool:
+    """Check a file of the base against an entry's time, size and mode, at a fraction of the cost of
+    `_value`.
+    """
+    state = base.base.tree.state(path)
+    _, _, mtime, mtime_ns, _, _, mode, _, _, size = STAT.unpack_from(row)
+    time_ns = state.times[1]
+    return (
+        time_ns < written
+        and size == state.size & 0xFFFFFFFF
+        and (mtime, mtime_ns) == (time_ns // 1_000_000_000 & 0xFFFFFFFF, time_ns % 1_000_000_000)
+        and mode == (SYMLINK if state.kind == LINK else work.mode(raw, state))
+    )
 
 
 def _is_unchanged(stat: IndexStat, state: State) -> bool:
