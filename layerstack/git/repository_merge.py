@@ -273,6 +273,7 @@ class RepositoryMerger:
             return self._result()
         self._place_refs(refs[2])
         self._place_logs(merged)
+        self._place_linked_indexes()
         self._place_entries()
         for oid, (kind, data) in self.objects.new.items():
             self.put(loose_path(oid), loose_bytes(kind, data), OBJECT_BITS)
@@ -638,6 +639,27 @@ class RepositoryMerger:
                 self._keep_below(inner)
             else:
                 self.states[inner] = state
+
+    def _place_linked_indexes(self) -> None:
+        """Build the index of each linked worktree that neither side's fits: both changed it, or its branch
+        got another commit. Its files are decided by the table.
+        """
+        for name in sorted({*self.sides.ours.names(self.at("worktrees"))}):
+            place = f"worktrees/{name}/"
+            indexes = [self.index_of(tree, place) for tree in self.trees]
+            if indexes[1] is None or indexes[2] is None:
+                continue
+            shown = os.fsencode(place) + HEAD
+            commits = [resolve(refs, shown) for refs in (*self.maps, self.refs)]
+            own, theirs = (f"{place}index" in side for side in self.changed)
+            taken = commits[1] if own else commits[2]
+            if commits[3] is None or (not (own and theirs) and taken == commits[3]):
+                continue
+            trees = [self.head_tree(refs, shown) for refs in (*self.maps, self.refs)]
+            sides = [IndexSide(index, tree) for index, tree in zip(indexes, trees[:3], strict=True)]
+            found = merge_indexes(self.objects, sides[0], sides[1], sides[2], trees[3])
+            found.entries.smudge_all()
+            self.put(f"{place}index", found.entries.to_bytes())
 
     def _place_entries(self) -> None:
         """Decide the other entries by their class."""

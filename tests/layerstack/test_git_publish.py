@@ -256,3 +256,94 @@ def test_a_publication_says_what_it_was_not_built_on_without_files_of_git(stack:
     (notice,) = [one for one in b.publish().notices if one.kind == "built_on"]
     assert notice.unseen == ("f",)
     assert [one.kind for one in c.publish().notices] == []
+
+
+@on_a_stack(FILES, namespaces=("trusted",))
+def test_commits_of_both_in_one_linked_worktree_are_one_history(stack: Stack) -> None:
+    begin(stack)
+    first = stack.session()
+    git(first, "worktree", "add", "-q", "--relative-paths", "wt", "-b", "w", fails=True)
+    if not os.path.isdir(first.at("wt")):  # git before 2.48
+        git(first, "worktree", "add", "-q", "wt", "-b", "w")
+    put(first.at("wt/.git"), "gitdir: ../.git/worktrees/wt\n")
+    put(first.at(".gitignore"), "wt\n")
+    first.publish()
+    a, b = stack.session(), stack.session()
+    commit(a, "f", where="wt/")
+    commit(b, "g", where="wt/")
+    a.publish()
+    b.publish()
+    with head(stack) as view:
+        assert subjects(view, "w") == ["by s3", "by s2", "first"] and subjects(view) == ["first"]
+        assert status(f"{view}/wt") == []
+
+
+@on_a_stack(FILES)
+def test_an_uncommitted_edit_of_the_base_that_ours_commits_and_theirs_discards(stack: Stack) -> None:
+    begin(stack)
+    edit = stack.session()
+    put(edit.at("f"), "f\nedit\n")
+    edit.publish()
+    a, b = stack.session(), stack.session()
+    git(a, "checkout", "-q", "--", "f")
+    commit(a, "g")
+    commit(b)
+    a.publish()
+    b.publish()
+    with head(stack) as view:
+        assert subjects(view) == ["by s3", "by s2", "first"] and status(view) == []
+        assert get(f"{view}/f") == "f\nedit\n"
+
+
+@on_a_stack({"d/a": "".join(f"{n}\n" for n in range(20)), "d/b": "b\n"})
+def test_a_directory_that_theirs_renames_with_an_edit_of_ours_inside(stack: Stack) -> None:
+    begin(stack)
+    a, b = stack.session(), stack.session()
+    git(a, "mv", "d", "e")
+    commit(a)
+    commit(b, "d/a")
+    a.publish()
+    b.publish()
+    with head(stack) as view:
+        assert subjects(view) == ["by s2", "by s1", "first"] and status(view) == []
+        assert sorted(git(view, "ls-files").split()) == ["e/a", "e/b"]
+        assert get(f"{view}/e/a").endswith("19\nline of s2\n") and not os.path.exists(f"{view}/d")
+
+
+@on_a_stack({".gitignore": "*.log\n", "kept.log": "".join(f"{n}\n" for n in range(20)), "f": "f\n"})
+def test_a_tracked_file_that_gitignore_matches_is_merged_and_not_the_last_writers(stack: Stack) -> None:
+    first = stack.session()
+    git(first, "init", "-q", "-b", "main")
+    git(first, "add", "-f", ".")
+    git(first, "commit", "-q", "-m", "first")
+    first.publish()
+    a, b, c, d = (stack.session() for _ in range(4))
+    text = get(a.at("kept.log"))
+    commit(a, kept__log="A\n" + text)
+    commit(b, kept__log=text + "B\n")
+    commit(c, kept__log="C\n" + text)
+    put(d.at("kept.log"), "D\n" + text)
+    git(d, "commit", "-q", "--allow-empty", "-m", "d")
+    a.publish()
+    b.publish()
+    assert c.rejected() == {"kept.log": "content"}
+    assert d.rejected() == {"kept.log": "content"}
+    with head(stack) as view:
+        assert status(view) == [] and get(f"{view}/kept.log") == "A\n" + text + "B\n"
+
+
+@on_a_stack(FILES)
+def test_a_conflict_in_a_file_that_theirs_renamed_names_the_new_path(stack: Stack) -> None:
+    begin(stack)
+    first = stack.session()
+    text = "".join(f"{n}\n" for n in range(20))
+    commit(first, old=text)
+    first.publish()
+    a, b = stack.session(), stack.session()
+    git(a, "mv", "old", "new")
+    commit(a, new="A\n" + text)
+    git(b, "rm", "-q", "old")
+    commit(b)
+    a.publish()
+    (conflict,) = b.conflicts()
+    assert (conflict.path, conflict.cls, conflict.ref) == ("new", "delete_modify", "refs/heads/main")
