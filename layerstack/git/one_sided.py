@@ -9,7 +9,7 @@ import os
 from layerstack.git.ancestry import missing
 from layerstack.git.entry_class import OBJECT, class_of
 from layerstack.git.git_index import GitIndex
-from layerstack.git.kept_refs import add_kept_refs
+from layerstack.git.kept_refs import KEPT, add_kept_refs
 from layerstack.git.objects import Objects
 from layerstack.git.ref_store import read_refs
 from layerstack.git.repository_merge import FILE_BITS, RepositoryMerge, RepositoryMerger
@@ -27,6 +27,10 @@ def keep_lost_commits(merger: RepositoryMerger) -> RepositoryMerge:
     head = read_refs(merger.root, merger.sides.head)
     merger.refs = dict(read_refs(merger.root, merger.sides.ours, head))
     names = add_kept_refs(merger.objects, merger.refs, merger.tips(head), merger.rules.author)
+    if merger.rules.restores:
+        lost = [name for name in head if name.startswith(KEPT) and name not in merger.refs]
+        merger.refs.update((name, head[name]) for name in lost)
+        names += lost
     if not names:
         return done
     for name in names:

@@ -76,6 +76,8 @@ class RepositoryRules(NamedTuple):
     """Path of the workspace -> the side to take in a conflict, `markers` for both; None: a conflict is
     reported.
     """
+    restores: bool = False
+    """True when ours is an earlier version: kept refs that it lacks stay."""
 
 
 class RepositoryConflict(NamedTuple):

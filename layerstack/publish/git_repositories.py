@@ -57,7 +57,9 @@ class _Repository:
         self.merger: RepositoryMerger | None = None
         self.error: GitError | None = None
         self.result = NOTHING
-        rules = RepositoryRules(meeting.rules.git, meeting.author or "session", meeting.side)
+        rules = RepositoryRules(
+            meeting.rules.git, meeting.author or "session", meeting.side, meeting.restores
+        )
         sides = RepositorySides(root, base, trees.shown, trees.head)
         try:
             merger = self.merger = RepositoryMerger(sides, listed, rules)

@@ -247,6 +247,7 @@ def _plan(
     author: str = "",
     *,
     merge: bool = True,
+    restores: bool = False,
 ) -> MergePlan:
     if head.version == version and not (
         merge and stack.rules.git != OFF and may_have_repositories(indexed.records)
@@ -255,7 +256,20 @@ def _plan(
     ignored = stack.routes.for_merge(version, head.version)
     over = base if head.version == version else stack.chain(head)
     rules = stack.rules if merge else stack.rules._replace(git=OFF)
-    found = plan(Meeting(tree, indexed.records, base, over, version, ignored, describe, rules, author=author))
+    found = plan(
+        Meeting(
+            tree,
+            indexed.records,
+            base,
+            over,
+            version,
+            ignored,
+            describe,
+            rules,
+            author=author,
+            restores=restores,
+        )
+    )
     if head.version == version:
         return found
     return build_logs.leave_out(stack, found, indexed.records, ignored, version, head)
@@ -335,10 +349,19 @@ def _prepare(
 ) -> _MergedTree:
     roles = Roles(stack.routes.ignored(work.version), stack.inputs, work.written)
     stack.step("publish.plan")
+    keeps_commits = author.rollback_to is not None and head.version == work.version
     planned = _plan(
-        stack, work.tree, work.indexed, work.base, work.version, head, author.ref_word, merge=merge
+        stack,
+        work.tree,
+        work.indexed,
+        work.base,
+        work.version,
+        head,
+        author.ref_word,
+        merge=merge or keeps_commits,
+        restores=keeps_commits,
     )
-    if not merge and (planned.conflicts or planned.edits):
+    if not merge and not keeps_commits and (planned.conflicts or planned.edits):
         raise HeadMoved
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=work.version, head=head.version)

@@ -41,6 +41,8 @@ class Meeting(NamedTuple):
     rules: PublishRules = DEFAULT
     side: Callable[[str], str] | None = None
     """As in `RepositoryRules`."""
+    restores: bool = False
+    """True for the tree of an earlier version: a ref that it lacks was not deleted by a person."""
     author: str = ""
     """The agent, or the session's short id, as names of refs have it."""
 

@@ -347,3 +347,17 @@ def test_a_conflict_in_a_file_that_theirs_renamed_names_the_new_path(stack: Stac
     a.publish()
     (conflict,) = b.conflicts()
     assert (conflict.path, conflict.cls, conflict.ref) == ("new", "delete_modify", "refs/heads/main")
+
+
+@on_a_stack(FILES)
+def test_a_rollback_keeps_the_commits_that_it_takes_off_their_branch(stack: Stack) -> None:
+    begin(stack)
+    version = stack.store.head.version
+    a = stack.session()
+    tip = commit(a, "f")
+    a.publish()
+    stack.store.rollback(version, owner="person", request_id="r")
+    stack.store.rollback(version, owner="person", request_id="again")
+    with head(stack) as view:
+        assert subjects(view) == ["first"] and status(view) == []
+        assert git(view, "rev-parse", "refs/eos/kept/person") == tip
