@@ -9,9 +9,9 @@ import pytest
 from layerstack.errors import PublishRejected
 from layerstack.model.resolution import Choice
 from tests.layerstack.git_sessions import begin, commit, git, head, status, subjects
-from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Stack, get, on_a_stack, put
 
-FILES = {"f": "f\n", "g": "g\n", "src/a.py": "a\n"}
+FILES: Base = {"f": "f\n", "g": "g\n", "src/a.py": "a\n"}
 
 
 @on_a_stack(FILES)
