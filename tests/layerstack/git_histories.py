@@ -139,7 +139,8 @@ class GitHistories:
 
     def commit(self, session: Session, action: Action) -> None:
         self.stage(session, action)
-        self.git(session, "commit", "-q", "-m", self.subject(action))
+        # alone: what another session had staged stays staged
+        self.git(session, "commit", "-q", "-m", self.subject(action), "--", self.path(action))
 
     def subject(self, action: Action) -> str:
         return f"by {action.session} number {self.number}"
@@ -147,7 +148,7 @@ class GitHistories:
     def amend(self, session: Session, action: Action) -> None:
         if self.git(session, "log", "-1", "--format=%s").startswith(f"by {action.session} "):
             self.stage(session, action)
-            self.git(session, "commit", "-q", "--amend", "-m", self.subject(action))
+            self.git(session, "commit", "-q", "--amend", "-m", self.subject(action), "--", self.path(action))
 
     def branch(self, session: Session, action: Action) -> None:
         self.git(session, "branch", f"b{action.session}-{self.number}")
