@@ -172,7 +172,8 @@ class GitHistories:
             self.git(session, "reset", "-q", ("--soft", "--mixed")[action.which % 2], "HEAD~1")
 
     def stash(self, session: Session, action: Action) -> None:
-        self.git(session, "stash", "push", "-q", "-m", f"of {action.session}", fails=True)
+        own = f"of{action.session}"
+        self.git(session, "stash", "push", "-q", "-m", f"of {action.session}", "--", own, fails=True)
 
     def stash_pop(self, session: Session, action: Action) -> None:
         if f"of {action.session}" in self.git(session, "stash", "list").split("\n")[0]:
