@@ -106,7 +106,7 @@ class HostGit:
         """Run a program as the repository's owner."""
         given: dict[str, Any] = {"input": data} if isinstance(data, bytes) else {"stdin": data}
         try:
-            return subprocess.run(
+            return subprocess.run(  # pyright: ignore[reportUnknownVariableType]
                 argv,
                 cwd=self.directory,
                 env=self.environment() if env is None else env,

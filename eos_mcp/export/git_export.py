@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError, is_error
 from eos_mcp.agent_client.pool import AgentPool
@@ -249,6 +249,16 @@ def call_has_own_dest(call: GitExportCall) -> bool:
     return bool(call.dest) and os.path.realpath(call.dest) != os.path.realpath(call.workspace or "/")
 
 
+def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _rows(value: Any) -> list[Any]:
+    """Give a JSON array; [] for anything else."""
+    found: list[Any] = value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
+    return found
+
+
 def _result(call: GitExportCall, heads: dict[str, Any], trailer: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "format": FORMAT,
@@ -262,18 +272,18 @@ def _result(call: GitExportCall, heads: dict[str, Any], trailer: dict[str, Any])
     }
     if trailer.get("empty_directories"):
         found["empty_directories"] = trailer["empty_directories"]
-    left = trailer.get("left_out")
-    if isinstance(left, list) and left:
+    left = _rows(trailer.get("left_out"))
+    if left:
         why = "a name that git refuses"
         found["left_out"] = {"count": len(left), "paths": left, "why": [{"count": len(left), "why": why}]}
     if trailer.get("ignored_count"):
         found["ignored"] = {"files": trailer["ignored_count"], "included": False}
-    large = trailer.get("large")
-    if isinstance(large, list) and large:
+    large = _rows(trailer.get("large"))
+    if large:
         found["hygiene"] = [
             {"path": str(row.get("path")), "why": f"large file: {row.get('bytes')} bytes"}
             for row in large
-            if isinstance(row, dict)
+            if _is_object(row)
         ]
     if call.dry_run:
         found["dry_run"] = True

@@ -198,7 +198,8 @@ class _Building:
             found = os.stat(source)
             entry = (found.st_mode, 0, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, 0)
         one_name = min(entry[5], 1)  # another file system has inodes of the same number
-        self.entries[path] = (*entry[:5], one_name)
+        mode, size, mtime, ctime, inode, _ = entry
+        self.entries[path] = (mode, size, mtime, ctime, inode, one_name)
         self.sources[path] = source
 
 

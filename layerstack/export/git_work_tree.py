@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from layerstack.export.tree_builder import TreeBuilder
 from layerstack.git.attributes import GitAttributes
@@ -24,7 +24,7 @@ from layerstack.git.ref_store import (
     parse_loose,
     parse_packed,
 )
-from layerstack.git.tree_diff import FileValue, staged_changes, value_in
+from layerstack.git.tree_diff import FileValue, Staged, staged_changes, value_in
 from layerstack.git.worktree_filter import WorktreeFilter
 from layerstack.layers.chain import Chain
 from layerstack.model.paths import ancestors, join
@@ -316,11 +316,9 @@ def _below(index: GitIndex, directory: bytes) -> Iterator[bytes]:
     return (path for path in index.rows if path.startswith(prefix))
 
 
-def _committed_value(index: GitIndex, staged: object, raw: bytes) -> FileValue | None:
-    rows = staged if isinstance(staged, dict) else {}
-    if raw in rows:
-        head: FileValue | None = rows[raw].head
-        return head
+def _committed_value(index: GitIndex, staged: Mapping[bytes, Staged], raw: bytes) -> FileValue | None:
+    if raw in staged:
+        return staged[raw].head
     found = value_in(index, raw)
     return None if found is None else FileValue(found.mode, found.oid)
 

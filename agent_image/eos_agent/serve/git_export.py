@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from eos_agent.base import telemetry
 from eos_agent.base.errors import operation_error
@@ -82,16 +82,19 @@ def _previous(given: Any) -> ExportedRef | None:
         return None
     if not isinstance(given, dict):
         raise _malformed("previous")
-    version = given.get("version")
-    if version is not None and type(version) is not int:
+    known = cast("dict[str, Any]", given)
+    version: Any = known.get("version")
+    history: Any = known.get("history") or []
+    if (version is not None and type(version) is not int) or not isinstance(history, list):
         raise _malformed("previous")
+    ids: list[Any] = history  # pyright: ignore[reportUnknownVariableType]
     return ExportedRef(
-        _oid(given.get("oid")),
-        _oid(given.get("tree")),
+        _oid(known.get("oid")),
+        _oid(known.get("tree")),
         version,
-        given.get("contains_tip") is True,
-        given.get("in_tip") is True,
-        frozenset(map(_oid, given.get("history") or ())),
+        known.get("contains_tip") is True,
+        known.get("in_tip") is True,
+        frozenset(map(_oid, ids)),
     )
 
 

@@ -130,9 +130,12 @@ SHOWN_MESSAGE = 500
 
 
 def _row(version: Version, head: int) -> dict[str, Any]:
-    row = {**version._asdict(), "head": version.version == head}
-    message = row.pop("message")
-    return row if message is None else {**row, "message": message[:SHOWN_MESSAGE]}
+    row: dict[str, Any] = {**version._asdict(), "head": version.version == head}
+    if version.message is None:
+        del row["message"]
+    else:
+        row["message"] = version.message[:SHOWN_MESSAGE]
+    return row
 
 
 def pin_version(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
