@@ -19,7 +19,7 @@ OBJECTS_MAX = 2_000_000
 """Objects that a search for missing ones visits."""
 SLOP = 256
 """Commits that `between` reads beyond the last one that its dates demand, for histories with wrong clocks."""
-_ONE, _TWO, _STALE = 1, 2, 4
+_ONE, _TWO, _STALE, _BELOW = 1, 2, 4, 8
 
 
 class _Walk:
@@ -102,6 +102,35 @@ def merge_bases(objects: Objects, a: Oid, b: Oid) -> list[Oid]:
     if len(found) > 1:
         found = [x for x in found if not any(x != y and is_ancestor(objects, x, y) for y in found)]
     return found
+
+
+def unreached(objects: Objects, tips: Iterable[Oid], refs: Iterable[Oid]) -> set[Oid]:
+    """Find the commits among `tips` that no commit of `refs` and no other tip has in its history. One walk,
+    whatever the number of both; parents that no tree has are passed over. Where clocks were wrong for more
+    than SLOP commits, a tip that is reached may be among the result.
+
+    Raises:
+        CorruptObject: a commit on the way.
+        ObjectTooLarge: a walk of more than WALK_MAX commits.
+    """
+    walk, wanted = _Walk(objects), list(tips)
+    for oid in wanted:
+        walk.put(oid, _ONE)
+    for oid in refs:
+        walk.put(oid, _TWO)
+    lost, slop = set(wanted), SLOP
+    while lost and (walk.fresh or slop > 0) and (item := walk.pop()) is not None:
+        oid, flags = item
+        if flags & (_TWO | _BELOW):
+            lost.discard(oid)
+        slop = SLOP if walk.fresh else slop - 1
+        if flags & (_ONE | _TWO) == _ONE | _TWO:
+            flags |= _STALE
+        inherited = flags & (_ONE | _TWO | _STALE) | (_BELOW if flags & _ONE else 0)
+        for parent in walk.links(oid).parents:
+            if objects.has(parent):
+                walk.put(parent, inherited)
+    return lost
 
 
 def between(objects: Objects, base: Oid | None, tip: Oid) -> list[Oid]:

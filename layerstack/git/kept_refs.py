@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 
-from layerstack.git.ancestry import is_ancestor
+from layerstack.git.ancestry import unreached
 from layerstack.git.commits import tag_target
 from layerstack.git.object_format import Oid
 from layerstack.git.objects import Objects
@@ -12,6 +13,7 @@ from layerstack.git.ref_names import ref_word
 from layerstack.git.ref_store import RefValue
 
 KEPT = b"refs/eos/kept/"
+STASH = b"refs/stash"
 TAGS_MAX = 10
 
 
@@ -24,36 +26,26 @@ def add_kept_refs(
         refs: the refs of the result; refs are added.
         tips: commits, or tags of them. Others, and objects that no tree has, are left out.
     """
+    values = {value.oid for name, value in refs.items() if value.oid is not None and name != STASH}
+    held = {oid for value in values if (oid := objects.fmt.from_hex(value)) is not None and objects.has(oid)}
+    lost = [tip for tip in dict.fromkeys(tips) if tip not in held and objects.has(tip)]
+    commits = {tip: _commit_of(objects, tip) for tip in lost}
+    alone: set[Oid] = set()
+    if lost:
+        reached = {commit for oid in held if (commit := _commit_of(objects, oid)) is not None}
+        alone = unreached(objects, [tip for tip in lost if commits[tip] == tip], sorted(reached))
     names: list[bytes] = []
-    for tip in dict.fromkeys(tips):
-        if _is_reached(objects, refs, tip):
+    numbers = count(2)
+    for tip in lost:
+        # a tree or blob that a tag names is of no history; a tag itself is reached by nothing
+        if tip not in alone and (commits[tip] == tip or objects.header(tip).kind != "tag"):
             continue
-        stem, number = KEPT + ref_word(author), 1
-        name = stem
+        name = stem = KEPT + ref_word(author)
         while name in refs:
-            number += 1
-            name = b"%s-%d" % (stem, number)
+            name = b"%s-%d" % (stem, next(numbers))
         refs[name] = RefValue(tip.hex().encode())
         names.append(name)
     return names
-
-
-def _is_reached(objects: Objects, refs: dict[bytes, RefValue], tip: Oid) -> bool:
-    values = {value.oid for name, value in refs.items() if value.oid is not None and name != b"refs/stash"}
-    if tip.hex().encode() in values or not objects.has(tip):
-        return True
-    commit = _commit_of(objects, tip)
-    if commit is None:
-        return objects.header(tip).kind != "tag"  # a tree or blob that a tag names: of no history
-    if commit != tip:
-        return False  # the tag itself is lost
-    for value in sorted(values):
-        other = objects.fmt.from_hex(value)
-        if other is None or not objects.has(other) or (other := _commit_of(objects, other)) is None:
-            continue
-        if is_ancestor(objects, commit, other):
-            return True
-    return False
 
 
 def _commit_of(objects: Objects, oid: Oid) -> Oid | None:

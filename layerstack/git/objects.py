@@ -36,6 +36,8 @@ from layerstack.tree.state import FILE, State
 
 PACKS_MAX = 10_000
 NEW_BYTES_MAX = 256 << 20
+LINKS_BYTES = 500
+"""Memory of a commit's links, about."""
 """Bytes of all objects that one merge may add."""
 _CACHE_BYTES = 16 << 20
 _HEADER_BYTES = 32
@@ -104,6 +106,7 @@ class Objects:
         self._bases: DeltaBases = SizedCache(_CACHE_BYTES)
         self._trees_read: SizedCache[Oid, list[TreeEntry]] = SizedCache(_CACHE_BYTES)
         self._commits_read: SizedCache[Oid, Commit] = SizedCache(_CACHE_BYTES // 4)
+        self._links_read: SizedCache[Oid, CommitLinks] = SizedCache(_CACHE_BYTES)
         self._packs_read: list[Pack] | None = None
         self._stores_read: tuple[tuple[GitTree, str], ...] | None = None
         self._shallow: frozenset[Oid] | None = None
@@ -198,9 +201,12 @@ class Objects:
         """Give tree, parents and date of a commit, even of one with an odd header. Parents that a shallow
         repository lacks are left out.
         """
-        found = self._parsed(oid, parse_links, self.read(oid, "commit")[1])
-        if oid in self.shallow and not all(self.has(parent) for parent in found.parents):
-            return found._replace(parents=tuple(p for p in found.parents if self.has(p)))
+        found = self._links_read.get(oid)
+        if found is None:
+            found = self._parsed(oid, parse_links, self.read(oid, "commit")[1])
+            if oid in self.shallow and not all(self.has(parent) for parent in found.parents):
+                found = found._replace(parents=tuple(p for p in found.parents if self.has(p)))
+            self._links_read.put(oid, found, LINKS_BYTES)
         return found
 
     def tree(self, oid: Oid) -> list[TreeEntry]:

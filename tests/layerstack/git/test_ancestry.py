@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from layerstack.git import ancestry
+from layerstack.git.commits import CommitLinks
+from layerstack.git.kept_refs import add_kept_refs
 from layerstack.git.object_format import SHA1, CorruptObject, MissingObject, ObjectTooLarge, Oid, loose_path
 from layerstack.git.objects import Objects
+from layerstack.git.ref_store import RefValue
 from tests.git_trees import DiskTree, git, repository
 
 COMMITS = 40
@@ -41,6 +44,28 @@ def _lines(repo: Path, *words: str) -> list[Oid]:
     return [bytes.fromhex(line) for line in git(repo, *words).decode().split()]
 
 
+def test_tips_that_no_ref_reaches_are_found_by_one_walk(tmp_path: Path) -> None:
+    class Counted(Objects):
+        reads = 0
+
+        def links(self, oid: Oid) -> CommitLinks:
+            self.reads += 1
+            return super().links(oid)
+
+    repo = repository(tmp_path)
+    stream = "".join(
+        f"commit refs/heads/main\ncommitter A <a@b> {1700000000 + n} +0000\ndata 2\n{n % 10}\n\n"
+        for n in range(COMMITS)
+    )
+    git(repo, "fast-import", "--quiet", data=stream.encode())
+    names = [oid.hex().encode() for oid in _lines(repo, "rev-list", "main")]
+    refs = {b"refs/heads/b%d" % n: RefValue(name) for n, name in enumerate(names) if n % 2}
+    with Counted(".git", [DiskTree(repo)], SHA1) as objects:
+        lost = add_kept_refs(objects, refs, [bytes.fromhex(name.decode()) for name in names], "ada")
+        assert lost == [b"refs/eos/kept/ada"] and refs[lost[0]].oid == names[0]
+        assert objects.reads <= COMMITS
+
+
 def _compare(folder: Path, seed: int, pairs: int) -> None:
     repo, names = _random_history(folder, seed)
     reached: dict[str, set[str]] = {}  # exact, whatever the dates are
@@ -57,6 +82,12 @@ def _compare(folder: Path, seed: int, pairs: int) -> None:
             best = {c for c in common if not any(c != d and c in reached[d] for d in common)}
             assert {oid.hex() for oid in ancestry.merge_bases(objects, x, y)} == best
             assert {oid.hex() for oid in ancestry.between(objects, x, y)} == reached[b] - reached[a]
+        for _ in range(pairs):
+            tips, refs = chance.sample(names, 5), chance.sample(names, chance.randrange(3))
+            held = set[str]().union(*(reached[ref] for ref in refs))
+            held.update(*(reached[tip] - {tip} for tip in tips))
+            found = ancestry.unreached(objects, map(bytes.fromhex, tips), map(bytes.fromhex, refs))
+            assert {oid.hex() for oid in found} == set(tips) - held
         for name in chance.sample(names, 4):
             whole = ancestry.between(objects, None, bytes.fromhex(name))
             assert whole == _lines(repo, "rev-list", "--topo-order", "--reverse", name)
