@@ -8,6 +8,7 @@ import pytest
 
 from layerstack.errors import PublishRejected
 from layerstack.model.resolution import Choice
+from layerstack.text.merge import merge
 from tests.layerstack.git_sessions import begin, commit, git, head, status, subjects
 from tests.layerstack.store_fixture import Base, Stack, get, on_a_stack, put
 
@@ -361,3 +362,60 @@ def test_a_rollback_keeps_the_commits_that_it_takes_off_their_branch(stack: Stac
     with head(stack) as view:
         assert subjects(view) == ["first"] and status(view) == []
         assert git(view, "rev-parse", "refs/eos/kept/person") == tip
+
+
+TWO_ALGORITHMS = {"base": "{\n}\n}\n}\n", "theirs": "{\n}\n{\n}\n}\n", "ours": "{\n}\n}\n"}
+"""Texts that `layerstack.text.merge` and git merge to different results."""
+
+
+@on_a_stack({"f": TWO_ALGORITHMS["base"]})
+def test_texts_on_which_two_line_algorithms_differ_are_one_text_in_tree_and_commit(stack: Stack) -> None:
+    begin(stack)
+    a, b = stack.session(), stack.session()
+    commit(a, f=TWO_ALGORITHMS["theirs"])
+    commit(b, f=TWO_ALGORITHMS["ours"])
+    a.publish()
+    b.publish()
+    plain = f"{stack.folder}/plain"
+    os.mkdir(plain)
+    git(plain, "init", "-q", "-b", "main")
+    for branch, text in TWO_ALGORITHMS.items():
+        if branch != "base":
+            git(plain, "checkout", "-q", "-b", branch, "main")
+        put(f"{plain}/f", text)
+        git(plain, "add", "f")
+        git(plain, "commit", "-q", "-m", branch)
+    git(plain, "rebase", "-q", "theirs")
+    wanted = git(plain, "show", "HEAD:f")
+    files = [TWO_ALGORITHMS[name].encode() for name in ("base", "ours", "theirs")]
+    assert (merge(*files)[0] or b"").decode() != f"{wanted}\n", "the texts tell the two apart"
+    with head(stack) as view:
+        assert git(view, "show", "HEAD:f") == wanted
+        assert get(f"{view}/f") == f"{wanted}\n" and status(view) == []
+
+
+STATUSES = [pytest.param(10), pytest.param(200, marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("count", STATUSES)
+@pytest.mark.needs("root", "overlay")
+def test_many_looks_at_the_status_beside_publications_are_no_versions(count: int) -> None:
+    @on_a_stack({f"f{n}": "f\n" for n in range(20)}, namespaces=("trusted",))
+    def looks(stack: Stack) -> None:
+        begin(stack)
+        commits = 0
+        for n in range(count):
+            looking = stack.session()
+            os.utime(looking.at(f"f{n % 20}"))
+            git(looking, "status")
+            if n % 5 == 0:
+                committing = stack.session()
+                commit(committing, f"f{n % 20}")
+                committing.publish()
+                commits += 1
+            assert looking.publish().no_op
+        with head(stack) as view:
+            assert len(subjects(view)) == 1 + commits and status(view) == []
+        assert stack.store.snapshot().version == 2 + commits
+
+    looks("trusted")
