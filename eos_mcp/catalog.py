@@ -409,7 +409,7 @@ MANAGER: tuple[Operation, ...] = (
             Argument(
                 "format",
                 "string",
-                help="git: commits in a repository.",
+                help="git: commits on a branch.",
                 default="dir",
                 choices=("dir", "tar", "tar-zst", "git"),
             ),

@@ -24,8 +24,8 @@ _CACHE = b"__pycache__"
 _GITDIR_MAX = 8192
 
 GIT = (
-    "the destination is a git repository and keeps its own .git, so commits made in the sandbox are not "
-    "written; a person may have them written with --with-git"
+    "the destination is a git repository and keeps its own .git; export_changes with format git brings the "
+    "sandbox's commits into it, as a branch"
 )
 LINKED = (
     "the .git there is a file that names a repository elsewhere, and it stays; export_changes with format "
