@@ -25,11 +25,11 @@ from layerstack.git.entry_class import (
     class_of,
     split_worktree,
 )
-from layerstack.git.git_index import GitIndex, same_entries
+from layerstack.git.git_index import INDEX_MAX, GitIndex, same_entries
 from layerstack.git.index_merge import IndexMerge, IndexSide, merge_indexes
 from layerstack.git.kept_refs import add_kept_refs
 from layerstack.git.notes_merge import merge_notes
-from layerstack.git.object_format import GitError, MissingObject, Oid, loose_bytes, loose_path
+from layerstack.git.object_format import GitError, GitRefused, MissingObject, Oid, loose_bytes, loose_path
 from layerstack.git.objects import GitTree, Objects
 from layerstack.git.operation_state import operations
 from layerstack.git.ref_merge import HEADS, REMOTES, RefMerge, RefRules, merge_refs
@@ -223,7 +223,9 @@ class RepositoryMerger:
         if x is None or y is None or not x.kind == y.kind == FILE:
             return False
         try:
-            first, second = (self._parsed(state.data(), tree) for state, tree in self._with_trees(x, y))
+            first, second = (
+                self._parsed(_index_bytes(state), tree) for state, tree in self._with_trees(x, y)
+            )
         except GitError:
             return False
         return same_entries(first, second)
@@ -236,7 +238,7 @@ class RepositoryMerger:
     def _parsed(self, data: bytes, tree: GitTree, place: str = "") -> GitIndex:
         def shared(name: str) -> bytes | None:
             state = tree.find(self.at(place + name))
-            return state.data() if state is not None and state.kind == FILE else None
+            return _index_bytes(state) if state is not None and state.kind == FILE else None
 
         return GitIndex.parse(data, self.fmt, shared)
 
@@ -244,7 +246,7 @@ class RepositoryMerger:
         state = tree.find(self.at(f"{place}index"))
         if state is None or state.kind != FILE:
             return None
-        return self._parsed(state.data(), tree, place)
+        return self._parsed(_index_bytes(state), tree, place)
 
     # ---- the merge
 
@@ -693,3 +695,9 @@ class RepositoryMerger:
             self.put("config", found.content)
         else:
             self.conflicts.append(RepositoryConflict(at, "content"))
+
+
+def _index_bytes(state: State) -> bytes:
+    if state.size > INDEX_MAX:
+        raise GitRefused(f"read an index: it has {state.size:,} bytes, at most {INDEX_MAX:,} are read")
+    return state.data()

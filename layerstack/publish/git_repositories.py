@@ -22,7 +22,7 @@ from layerstack.model.paths import ancestors
 from layerstack.publish.git_outcome import NO_GIT, GitConflict, GitOutcome, IndexRefresh
 from layerstack.publish.three_trees import Meeting, Trees
 from layerstack.tree.state import State
-from layerstack.units.git_repository import is_repository
+from layerstack.units.git_repository import is_repository, is_usable
 from layerstack.units.plan_units import changed_below, repositories
 
 NOTHING = RepositoryMerge({}, frozenset())
@@ -79,7 +79,7 @@ class _Repository:
             same = "index" in merger.entries[0]
             states = {index: self.trees.head.find(index)} if same else dict[str, State | None]()
             return RepositoryMerge(states, frozenset(states))
-        there = [is_repository(self.root, tree.find) for tree in (self.trees.shown, self.trees.head)]
+        there = [is_usable(self.root, tree.find) for tree in (self.trees.shown, self.trees.head)]
         if theirs and not all(there):
             cls = "modify_delete" if there[0] else "delete_modify" if there[1] else ""
             at = self.root if self.worktree is None else self.worktree or ".git"

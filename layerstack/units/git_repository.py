@@ -154,6 +154,12 @@ def is_repository(root: str, tree: Find) -> bool:
     return _places(root)[0] is not None or _HEAD.match(head.data(64)) is not None
 
 
+def is_usable(root: str, tree: Find) -> bool:
+    """Check whether git accepts the repository's HEAD: with another one it sees no repository at all."""
+    head = tree(f"{root}/HEAD")
+    return is_repository(root, tree) and head is not None and _HEAD.match(head.data(64)) is not None
+
+
 def commit_of(root: str, tree: Find) -> str | None:
     """Give the commit that is checked out, in hex; None before the first."""
     head = _text(tree(f"{root}/HEAD"))

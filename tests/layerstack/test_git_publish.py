@@ -300,7 +300,9 @@ def test_an_uncommitted_edit_of_the_base_that_ours_commits_and_theirs_discards(s
 def test_a_directory_that_theirs_renames_with_an_edit_of_ours_inside(stack: Stack) -> None:
     begin(stack)
     a, b = stack.session(), stack.session()
-    git(a, "mv", "d", "e")
+    os.mkdir(a.at("e"))  # an overlay of an ordinary user renames no directory
+    git(a, "mv", "d/a", "d/b", "e")
+    os.rmdir(a.at("d"))
     commit(a)
     commit(b, "d/a")
     a.publish()
@@ -419,3 +421,20 @@ def test_many_looks_at_the_status_beside_publications_are_no_versions(count: int
         assert stack.store.snapshot().version == 2 + commits
 
     looks("trusted")
+
+
+@on_a_stack(FILES, namespaces=("user",))
+def test_a_head_and_an_index_that_git_would_not_read_replace_none(stack: Stack) -> None:
+    begin(stack)
+    a, b, c = stack.session(), stack.session(), stack.session()
+    commit(a, "f")
+    put(b.at(".git/HEAD"), "ref: HEAD\n")
+    put(b.at("g"), "of b\n")
+    commit(c, "g")
+    with open(c.at(".git/index"), "r+b") as file:
+        file.truncate(1 << 32)
+    a.publish()
+    assert b.rejected() == {".git": "delete_modify"}
+    assert c.rejected() == {".": "git_unsupported"}, "it is not read into memory"
+    with head(stack) as view:
+        assert subjects(view) == ["by s1", "first"] and status(view) == []
