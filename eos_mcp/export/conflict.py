@@ -35,6 +35,9 @@ from eos_mcp.export.stream import shown
 from layerstack.export import pax
 from layerstack.kernel.content import same_content
 
+MERGE_HINT = "on_conflict merge merges texts line by line, and writes nothing if one does not merge; "
+
+
 LISTED_MAX = 200
 
 
@@ -159,7 +162,8 @@ class Conflicts:
             "conflicts": self.found,
             "conflict_count": self.count,
             **({"unsafe": unsafe} if unsafe else {}),
-            "hint": "on_conflict keep writes all other paths, leaves these as they are and lists what it "
+            "hint": ("" if self.rules.on_conflict == "merge" else MERGE_HINT)
+            + "on_conflict keep writes all other paths, leaves these as they are and lists what it "
             "kept back; with dry_run it only lists it. "
             "on_conflict overwrite loses what is there",
         }

@@ -12,6 +12,12 @@ EDIT_AWAY = (
     "edit the conflict markers away (lines that begin with <<<<<<<, |||||||, =======, >>>>>>>), then "
     "publish_workspace_session"
 )
+MERGE_HEAD = "/MERGE_HEAD"
+COMMIT_MERGE = (
+    "git has a merge under way here: after the edits `git add -A` and `git commit --no-edit` in the session, "
+    "then publish; the history has the commits of both sides"
+)
+UNDER_WAY = "git_operation_in_progress"
 SHOWN = 20
 HUNKS = 5
 MEMBERS = 8
@@ -50,6 +56,9 @@ def next_step(around: Object, tools: OfferedTools = EVERY_TOOL) -> str:
         if draft:
             return f"next: {call} {compact(given)} opens the work, publish_workspace_session publishes it"
         return f"next: nothing is lost, session {session} stays open"
+    under_way = [row.get("hint") for row in rows(_conflicts(around)) if row.get("class") == UNDER_WAY]
+    if session and under_way:
+        return f"next: {under_way[0]}"
     if not tools.has(call):
         return f"next: {by_hand(str(session))}"
     units = _units(around)
@@ -79,7 +88,9 @@ def resolved(reply: Object) -> str:
     if reply.get("address"):
         lines.append(f"address: {reply['address']}")
     left = rows(reply.get("unresolved"))
-    if left:
+    if found and left and all(str(row.get("path")).endswith(MERGE_HEAD) for row in left):
+        lines.append(COMMIT_MERGE)
+    elif left:
         shown = [shown_path(row.get("path")) for row in left[:SHOWN]]
         count = int(reply.get("unresolved_count", len(left)))
         named, more = ", ".join(shown), f" and {count - len(shown)} more" if count > len(shown) else ""

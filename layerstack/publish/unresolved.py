@@ -1,5 +1,6 @@
 """Files that a rebase wrote conflict markers into, and that still contain them: they are not published unless
-the caller allows it.
+the caller allows it. Likewise a git merge that a rebase began and left to commit: its MERGE_HEAD, with the id
+in it as the line.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from layerstack.tree.disk import Tree
 from layerstack.tree.state import DIRECTORY, FILE, State
 
 PATHS_SHOWN = 100
+MERGE_HEAD = "/MERGE_HEAD"
+COMMIT_HINT = (
+    "edit the conflict markers away, then in the session `git add -A` and `git commit --no-edit`, which "
+    "makes one history of both sides; then publish; or publish with allow_unresolved"
+)
 MOVED_MAX, MOVED_BYTES = 100_000, 1 << 30
 """Changed files, and bytes of them, that are searched when a file with markers is no longer at its path,
 since it may be renamed. The publication itself reads and syncs all of them.
@@ -74,7 +80,8 @@ def refusal(unresolved: Unresolved, tree: Tree) -> UnresolvedConflicts | None:
     listing = _Names(tree)
     for path in sorted(unresolved, key=byte_order):
         if listing.kind(path) != FILE:
-            moved.update(unresolved[path])
+            if not path.endswith(MERGE_HEAD):  # its line is an id, which other files of git contain too
+                moved.update(unresolved[path])
             continue
         lines = _left(tree.state(path), unresolved[path])
         if lines:
@@ -84,6 +91,11 @@ def refusal(unresolved: Unresolved, tree: Tree) -> UnresolvedConflicts | None:
     if not found:
         return None
     shown = [{**path_json(path), "lines": list(lines)} for path, lines in found[:PATHS_SHOWN]]
+    if all(path.endswith(MERGE_HEAD) for path, _ in found):
+        return UnresolvedConflicts(
+            f"a git merge that a rebase began is not committed: {shown[0]['path']}",
+            details={"paths": shown, "path_count": len(found), "hint": COMMIT_HINT},
+        )
     names = ", ".join(f"{path_json(path)['path']} line {lines[0]}" for path, lines in found[:3])
     more = f", and {len(found) - 3} more" if len(found) > 3 else ""
     return UnresolvedConflicts(
@@ -91,7 +103,9 @@ def refusal(unresolved: Unresolved, tree: Tree) -> UnresolvedConflicts | None:
         details={
             "paths": shown,
             "path_count": len(found),
-            "hint": "edit each file: keep the lines that belong there, remove the marker lines; or publish "
+            "hint": COMMIT_HINT
+            if any(path.endswith(MERGE_HEAD) for path, _ in found)
+            else "edit each file: keep the lines that belong there, remove the marker lines; or publish "
             "with allow_unresolved if they are meant",
         },
     )

@@ -18,9 +18,9 @@ from layerstack.layers.index_file import build
 from layerstack.model.conflict import Conflict, Notice
 from layerstack.model.manifest import LayerId, Manifest
 from layerstack.model.resolution import NOTHING_UNRESOLVED, REFUSE, Choice, ResolvedConflict, Unresolved
-from layerstack.publish import build_logs
+from layerstack.publish import build_logs, unresolved
 from layerstack.publish.build_times import HeadTimes, Standing, published_at, survey
-from layerstack.publish.edits import Edit, Write
+from layerstack.publish.edits import Edit, Show, Write
 from layerstack.publish.fresh_index import indexed_again, refresh_indexes
 from layerstack.publish.kept_sides import ChosenSides
 from layerstack.publish.publish import apply, describe, is_touched, recapture
@@ -139,6 +139,7 @@ def rebase(
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
     resolved = () if taken is None else taken.resolved
     marked: Unresolved = NOTHING_UNRESOLVED if taken is None else taken.marked
+    marked = unresolved.joined(marked, _merges_to_commit(planned.edits))
     added = 0 if taken is None else len(taken.view.added)
     if not indexed.changes:
         return Carried(None, merged, planned.notices, resolved=resolved)
@@ -157,6 +158,15 @@ def rebase(
     return Carried(
         layer, merged, planned.notices + head_times.notices, head_times.undo, resolved, marked, added
     )
+
+
+def _merges_to_commit(edits: Collection[Edit]) -> Unresolved:
+    """Find the merges that the plan leaves to commit: MERGE_HEAD -> the ids in it."""
+    return {
+        edit.path: tuple(edit.state.data().decode("ascii", "replace").split())
+        for edit in edits
+        if isinstance(edit, Show) and edit.path.endswith(unresolved.MERGE_HEAD) and edit.state is not None
+    }
 
 
 def _resolve_conflicts(

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from layerstack.errors import PublishRejected
+from layerstack.errors import PublishRejected, UnresolvedConflicts
 from layerstack.model.resolution import Choice
 from layerstack.text.merge import merge
 from tests.layerstack.git_sessions import begin, commit, git, head, status, subjects
@@ -161,6 +161,10 @@ def test_a_rebase_with_markers_leaves_the_heads_branch_with_both_sides_in_the_fi
     assert status(b.view) == ["UU f", "M  g"]
     assert "A\n" in get(b.at("f")) and "B\n" in get(b.at("f"))
     put(b.at("f"), "A\nB\n")
+    b.umount()
+    with pytest.raises(UnresolvedConflicts, match=r"not committed: \.git/MERGE_HEAD"):
+        b.upper.publish(owner="o", request_id="r")
+    b.mount()
     git(b, "add", "f")
     git(b, "commit", "-q", "--no-edit")
     b.publish()

@@ -15,7 +15,9 @@ from eos_agent.sessions.resolution import choice_of, resolved_json
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import NOT_FOUND, OPERATION_FAILED, OperationError
 from layerstack.errors import UnresolvedConflicts
+from layerstack.model.conflict import path_json
 from layerstack.model.resolution import REFUSE, Choice
+from layerstack.publish.unresolved import MERGE_HEAD
 from layerstack.session.rebase import Rebased
 
 if TYPE_CHECKING:
@@ -75,12 +77,18 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
 
 def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:
     address = session.init.address
-    found = {
+    found: dict[str, Any] = {
         "from_version": done.from_version,
         "to_version": done.to_version,
         "updated": done.updated,
         "merged": done.merged,
     }
+    merges = sorted(path for path in session.upper.unresolved if path.endswith(MERGE_HEAD))
+    if merges:
+        found |= {
+            "unresolved": [{**path_json(path), "lines": [1]} for path in merges],
+            "unresolved_count": len(merges),
+        }
     found |= resolved_json(done.resolved) | ended(done.checkpoints)
     return found | left_out(done) | ({} if address is None else {"address": address})
 

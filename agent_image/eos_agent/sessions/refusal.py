@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 
+UNDER_WAY = "git_operation_in_progress"
+"""Class of a conflict whose own hint names the commands that end it; a rebase would meet it again."""
+
+
 class RefusedOperation(NamedTuple):
     """The operation that failed: its name in messages and in `stage`, and a function from the session's id to
     the hint of a rejection that left the session open.
@@ -68,8 +72,9 @@ def rejected(
     }
     if restarted:
         details["processes_ended"] = True
+    under_way = [row.get("hint") for row in rejection["conflicts"] if row["class"] == UNDER_WAY]
     if retained:
-        details["hint"] = operation.hint(session.id)
+        details["hint"] = under_way[0] if under_way else operation.hint(session.id)
     else:
         details["draft_id"] = sessions.lost.get(session.id)
     message = f"workspace session {operation.name} was rejected"
