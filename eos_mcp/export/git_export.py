@@ -249,6 +249,14 @@ def call_has_own_dest(call: GitExportCall) -> bool:
     return bool(call.dest) and os.path.realpath(call.dest) != os.path.realpath(call.workspace or "/")
 
 
+LEFT_OUT = {
+    "other_refs": "commits that are not on the sandbox's checked-out branch, which alone is exported: switch "
+    "to that branch or merge it in a session, publish, and export again",
+    "left_out": "a name that git refuses",
+}
+"""Key of the sandbox's answer -> why what it lists is not exported."""
+
+
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping)
 
@@ -272,10 +280,17 @@ def _result(call: GitExportCall, heads: dict[str, Any], trailer: dict[str, Any])
     }
     if trailer.get("empty_directories"):
         found["empty_directories"] = trailer["empty_directories"]
-    left = _rows(trailer.get("left_out"))
+    left = [(row, why) for key, why in LEFT_OUT.items() for row in _rows(trailer.get(key))]
     if left:
-        why = "a name that git refuses"
-        found["left_out"] = {"count": len(left), "paths": left, "why": [{"count": len(left), "why": why}]}
+        found["left_out"] = {
+            "count": len(left),
+            "paths": [row for row, _ in left],
+            "why": [
+                {"count": count, "why": why}
+                for key, why in LEFT_OUT.items()
+                if (count := len(_rows(trailer.get(key))))
+            ],
+        }
     if trailer.get("ignored_count"):
         found["ignored"] = {"files": trailer["ignored_count"], "included": False}
     large = _rows(trailer.get("large"))

@@ -20,10 +20,11 @@ from layerstack.export import commit_text, git_pack
 from layerstack.export.commit_text import CommitText
 from layerstack.export.git_work_tree import GitWorkTree, HeadReader, check_repository, format_of, uncommitted
 from layerstack.export.tree_builder import TreeBuilder
-from layerstack.git.ancestry import between, is_ancestor
-from layerstack.git.commits import GITLINK, Commit, format_commit
+from layerstack.git.ancestry import between, is_ancestor, unreached
+from layerstack.git.commits import GITLINK, Commit, format_commit, tag_target
 from layerstack.git.object_format import BLOB_MAX, GitError, ObjectFormat, Oid
-from layerstack.git.objects import Objects
+from layerstack.git.objects import GitTree, Objects
+from layerstack.git.ref_store import read_refs
 from layerstack.git.tree_diff import FileValue, tree_changes
 from layerstack.layers import delta
 from layerstack.layers.chain import Chain
@@ -38,6 +39,9 @@ LARGE_FILE = 100 << 20
 LISTED_MAX, PATHS_MAX = 1000, 50
 """Commits that a result lists, and paths of each."""
 NAMES_MAX = 100
+TAGS_MAX = 10
+"""Tags of tags that are followed."""
+KEPT = b"refs/eos/kept/"
 
 
 class ExportedRef(NamedTuple):
@@ -469,6 +473,8 @@ class GitExport:
         }
         if empty := self._empty_directories():
             found["empty_directories"] = empty
+        if other := self._other_refs():
+            found["other_refs"] = other
         if self._work.unsafe:
             found["left_out"] = [_shown(path) for path in list(self._work.unsafe)[:NAMES_MAX]]
         if self._large:
@@ -476,6 +482,30 @@ class GitExport:
                 {"path": _shown(path), "bytes": size} for path, size in list(self._large.items())[:NAMES_MAX]
             ]
         return found
+
+    def _other_refs(self) -> list[str]:
+        """List branches, tags and the stash whose commits are neither in the exported branch nor in the
+        repository as it was at creation; one of several names of a commit, at most NAMES_MAX.
+        """
+        newest, base = self._steps[-1].chain, self._steps[0].chain
+        if not check_repository(newest):
+            return []
+        known = [oid for _, oid in self._tips_of(base)] if check_repository(base) else []
+        tips = {oid: name for name, oid in self._tips_of(newest) if not name.startswith(KEPT)}
+        exported = [oid for oid in (self._heads.tip,) if oid is not None]
+        lost = unreached(self._objects, tips, [*known, *exported]) - {*known, *exported}
+        return sorted(tips[oid].decode("utf-8", "replace") for oid in lost)[:NAMES_MAX]
+
+    def _tips_of(self, tree: GitTree) -> Iterator[tuple[bytes, Oid]]:
+        """Yield the refs that name commits, tags peeled."""
+        for name, value in read_refs(".git", tree).items():
+            oid = self.fmt.from_hex(value.oid or b"")
+            for _ in range(TAGS_MAX):
+                if oid is None or not self._objects.has(oid) or self._objects.header(oid).kind != "tag":
+                    break
+                oid = tag_target(self._objects.read(oid, "tag")[1], self.fmt)[0]
+            if oid is not None and self._objects.has(oid) and self._objects.header(oid).kind == "commit":
+                yield name, oid
 
     def _empty_directories(self) -> list[str]:
         """List published directories without an entry, which git cannot have; at most NAMES_MAX."""

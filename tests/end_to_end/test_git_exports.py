@@ -282,3 +282,23 @@ def test_after_a_squash_and_an_amended_commit_the_export_goes_on(shared_desk: De
     assert "Eos-Layer" in git(root, "show", "-s", "--format=%B", ref)
     assert export(sandbox)["commits"] == []
     git(root, "fsck", "--full", "--strict")
+
+
+def test_branches_that_are_not_exported_are_named(shared_desk: Desks) -> None:
+    desk = shared_desk("root")
+    root = given(desk)
+    sandbox = desk.create("host")
+    commit = "git -c user.name=bob -c user.email=bob@x.org commit -q"
+    sandbox.do(
+        "exec_command", f"git switch -q -c topic; echo t > t; git add t; {commit} -m topic; git tag v1"
+    )
+    sandbox.do(
+        "exec_command", f"git switch -q main; git branch same; echo m > m; git add m; {commit} -m main"
+    )
+    done = export(sandbox)
+    assert [row["subject"] for row in done["commits"]] == ["main"]
+    assert done["left_out"]["paths"] in (["refs/heads/topic"], ["refs/tags/v1"])
+    assert "checked-out branch" in done["left_out"]["why"][0]["why"]
+    sandbox.do("exec_command", "git -c user.name=bob -c user.email=bob@x.org merge -q -m merged topic")
+    assert "left_out" not in export(sandbox)
+    assert "topic" in git(root, "log", "--format=%s", done["ref"]).splitlines()
