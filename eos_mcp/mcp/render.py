@@ -14,6 +14,7 @@ from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows, sho
 from eos_mcp.mcp.known_clients import LARGE_PAGE
 from eos_mcp.mcp.offered_tools import EVERY_TOOL, OfferedTools
 from eos_mcp.mcp.plain_text import plain
+from eos_mcp.mcp.render_git_export import git_export
 from eos_mcp.mcp.render_notices import notice_lines
 from eos_mcp.mcp.terminal_output import without_blank_rows
 
@@ -627,6 +628,8 @@ _EXPORT_LISTS = {
 
 
 def _export(args: Object, reply: Object) -> str:
+    if reply.get("format") == "git":
+        return git_export(reply)
     told_apart = (
         "layers_exported",
         "live_workspace_sessions",

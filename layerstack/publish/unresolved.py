@@ -96,10 +96,11 @@ def refusal(unresolved: Unresolved, tree: Tree) -> UnresolvedConflicts | None:
             f"a git merge that a rebase began is not committed: {shown[0]['path']}",
             details={"paths": shown, "path_count": len(found), "hint": COMMIT_HINT},
         )
-    names = ", ".join(f"{path_json(path)['path']} line {lines[0]}" for path, lines in found[:3])
-    more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+    texts = [one for one in found if not one[0].endswith(MERGE_HEAD)]
+    names = ", ".join(f"{path_json(path)['path']} line {lines[0]}" for path, lines in texts[:3])
+    more = f", and {len(texts) - 3} more" if len(texts) > 3 else ""
     return UnresolvedConflicts(
-        f"{len(found)} files contain conflict markers of a rebase: {names}{more}",
+        f"{len(texts)} files contain conflict markers of a rebase: {names}{more}",
         details={
             "paths": shown,
             "path_count": len(found),
