@@ -4,6 +4,7 @@ stays as it is, what both changed is merged as git would.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 
@@ -89,9 +90,12 @@ class _Repository:
             return merger.merge()
         if not there[0]:
             return NOTHING
-        kept = keep_lost_commits(merger)
+        kept = fresh = NOTHING
+        with contextlib.suppress(GitError):  # what git could not read either is published as it is
+            kept = keep_lost_commits(merger)
         if self.trees.newer:
-            fresh = refresh_index(merger)
+            with contextlib.suppress(GitError):
+                fresh = refresh_index(merger)
             kept = kept._replace(
                 states={**kept.states, **fresh.states},
                 settled=kept.settled | fresh.settled,

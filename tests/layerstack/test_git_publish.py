@@ -442,3 +442,17 @@ def test_a_head_and_an_index_that_git_would_not_read_replace_none(stack: Stack) 
     assert c.rejected() == {".": "git_unsupported"}, "it is not read into memory"
     with head(stack) as view:
         assert subjects(view) == ["by s1", "first"] and status(view) == []
+
+
+@on_a_stack(FILES)
+def test_a_repository_that_its_session_damaged_is_published_as_it_is(stack: Stack) -> None:
+    begin(stack)
+    a, b = stack.session(), stack.session()
+    put(a.at(".git/refs/heads/main"), "0123456789" * 4 + "\n")
+    with open(a.at(".git/index"), "ab") as index:
+        index.write(b"x")
+    put(b.at("g"), "of b\n")
+    b.publish()
+    assert not a.publish().no_op
+    shown = stack.shows()
+    assert shown[".git/refs/heads/main"] == "0123456789" * 4 + "\n" and shown["g"] == "of b\n"

@@ -205,8 +205,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e7",
         "layerstack/publish/three_trees.py",
-        "return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)",
-        "return self._both_ignore(path, is_directory)",
+        "and self._own_rules.ignored(path, is_directory)",
+        "",
         "what ours has taken out of `.gitignore` is still the last writer's",
         ("tests/layerstack/test_ignored_and_derived.py::test_and_so_is_what_the_session_itself_took_out",),
     ),
