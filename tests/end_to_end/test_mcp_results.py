@@ -252,6 +252,10 @@ def management(client: Client) -> None:
     assert client.use("export_changes", dest=dest).is_error
     client.well("export_changes", dest=dest, dry_run=True)
     assert client.well("export_changes", dest=dest, on_conflict="keep")["kept_back"] == ["lines"]
+    with open(os.path.join(client.root, "w", "by-hand"), "w") as file:
+        file.write("a person's own\n")
+    client.well("import_changes", dry_run=True, **sandbox)
+    client.well("import_changes", **sandbox)
     other = client.well("create_sandbox", image="host", workspace_root=os.path.join(client.root, "w"))["id"]
     client.well("file_write", sandbox_id=other, path="w", content="w")
     client.well("create_workspace_session", sandbox_id=other)
