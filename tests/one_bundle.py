@@ -14,7 +14,7 @@ from tests.unprivileged_install import link_or_copy
 
 def made() -> build.Bundle:
     """Return the bundle; the first caller builds it, which takes 4 s of processor time. Both users of a test
-    may read it.
+    may read it, until `build.build` is given its directory, which that closes: see `own_cache`.
     """
     folder = leaks.shared() / "bundles"
     with open(leaks.shared() / "bundle.lock", "w") as lock:
@@ -39,9 +39,17 @@ def root_cache() -> Path:
         folder = cache / "eos" / "bundles"
         if not folder.exists():
             staged = leaks.shared() / "bundles-of-the-cache"
-            shutil.copytree(os.path.dirname(bundle.path), staged, symlinks=True, copy_function=link_or_copy)
+            own_cache(bundle, str(staged))
             for path in (cache, cache / "eos"):
                 path.mkdir(mode=0o700, exist_ok=True)
-            staged.chmod(0o700)
             staged.rename(folder)
     return cache
+
+
+def own_cache(bundle: build.Bundle, folder: str) -> str:
+    """Make `folder` a closed cache of bundles with this one in it, for a caller that builds there; its files
+    are hard links.
+    """
+    shutil.copytree(os.path.dirname(bundle.path), folder, symlinks=True, copy_function=link_or_copy)
+    os.chmod(folder, 0o700)
+    return folder

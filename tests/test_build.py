@@ -15,7 +15,6 @@ import pytest
 
 from agent_image import build, native_init
 from tests import one_bundle
-from tests.unprivileged_install import link_or_copy
 
 IMPORTS = (
     "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.kernel.syscalls, "
@@ -47,12 +46,16 @@ def test_the_bundle_has_h11_with_its_licence_and_nothing_of_the_distribution(bun
     assert not [name for name in os.listdir(os.path.dirname(folder[0][0])) if name.endswith("-info")]
 
 
-def test_a_second_build_makes_nothing(bundle: build.Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_build_makes_nothing(
+    bundle: build.Bundle, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = one_bundle.own_cache(bundle, os.path.join(str(tmp_path), "bundles"))
+
     def refuse(out: str) -> list[list[object]]:
         raise AssertionError(f"made {out}")
 
     monkeypatch.setattr(build, "make", refuse)
-    assert build.build(os.path.dirname(bundle.path)) == bundle
+    assert build.build(cache) == build.Bundle(os.path.join(cache, bundle.sha), bundle.sha)
 
 
 def test_a_change_in_a_package_makes_another_bundle(
@@ -64,10 +67,7 @@ def test_a_change_in_a_package_makes_another_bundle(
     with open(os.path.join(copy, "wire", "protocol.py"), "a") as file:
         file.write("CHANGED = True\n")
     monkeypatch.setattr(build, "_package_root", lambda name: copy if name == "eos_agent" else found(name))
-    cache = os.path.join(str(tmp_path), "bundles")
-    shutil.copytree(os.path.dirname(bundle.path), cache, symlinks=True, copy_function=link_or_copy)
-    os.chmod(cache, 0o700)
-    changed = build.build(cache)
+    changed = build.build(one_bundle.own_cache(bundle, os.path.join(str(tmp_path), "bundles")))
     assert changed.sha != bundle.sha
     done = run(
         [*build.python_argv(changed.path), "-c", "import eos_agent.wire.protocol as p; print(p.CHANGED)"]
