@@ -138,16 +138,15 @@ def test_a_one_shot_is_over_though_something_ignores_the_signal_and_git_leaves_n
     many = "for n in $(seq 2000); do printf 'blob\\nmark :%s\\ndata 5\\n%05d\\n' $n $n; done"
     unpack = "git -c fastimport.unpackLimit=5000 fast-import --quiet"
     made = agent.run(
-        f"git init -q -b main; git config gc.auto 10; git add .; {git} -c gc.auto=0 commit -qm first; "
-        f"{many} | {unpack}",
+        f"git init -q -b main; git add .; {git} commit -qm first; {many} | {unpack}",
         yield_time_ms=60_000,
     )
     assert made["status"] == "ok", made
-    detached = "-c gc.autoDetach=true -c maintenance.autoDetach=true"
+    detached = "-c gc.auto=10 -c maintenance.auto=true -c gc.autoDetach=true -c maintenance.autoDetach=true"
     ran = agent.run(f"echo 1 > f; {git} {detached} commit -qam second", yield_time_ms=60_000)
     assert ran["status"] == "ok", ran
     look = (
-        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git gc --auto 2>/dev/null; ls "
-        ".git/objects/pack | grep -c 'pack$'"
+        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git -c gc.auto=10 gc --auto 2>/dev/null; "
+        "ls .git/objects/pack | grep -c 'pack$'"
     )
     assert agent.run(look, yield_time_ms=60_000)["output"] == "1"
