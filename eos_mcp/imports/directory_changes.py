@@ -108,7 +108,6 @@ class DirectoryChanges:
             for path in (*self.record.paths(), *(p for p, e in self.new.items() if e is not None))
             if path not in listing.entries
             and not (path in self.new and self.new[path] is None)
-            and not self._is_borrowed(path, listing)
             and self._wanted(path)
             and not self._left_out(path, listing)
         ]
@@ -122,11 +121,8 @@ class DirectoryChanges:
         git, objects, _ = path.rpartition("/objects/")
         if objects and f"{git}/{ALTERNATES}" in listing.entries:
             return path not in listing.entries or path == f"{git}/{ALTERNATES}"
-        at = path if os.path.basename(path) == ".git" else ""
-        if not at and "/.git/" in f"/{path}":
-            at = f"/{path}".partition("/.git/")[0][1:]
-            at = f"{at}/.git" if at else ".git"
-        if not at:
+        at = path if os.path.basename(path) == ".git" else _repository(path)
+        if at is None:
             return False
         found = self._git_files.get(at)
         if found is None:
@@ -134,16 +130,6 @@ class DirectoryChanges:
             found = entry is not None and stat.S_ISREG(entry[0]) and self._names_a_repository(at)
             self._git_files[at] = found
         return found
-
-    @staticmethod
-    def _is_borrowed(path: str, listing: Listing) -> bool:
-        """Tell whether an object that is gone may be one that the repository borrows from another."""
-        git = _repository(path)
-        return (
-            git is not None
-            and path.startswith(f"{git}/objects/")
-            and f"{git}/{ALTERNATES}" in listing.entries
-        )
 
     def _names_a_repository(self, path: str) -> bool:
         try:
@@ -255,16 +241,16 @@ class DirectoryChanges:
             made = CopiedEntry(FILE, entry[:5], mode, size, "", base_xattrs.digest(xattrs), STORED)
             row: Row = {"kind": FILE, "mode": mode, "mtime_ns": entry[2], "size": size}
             row["xattrs"] = {name: _b64(value) for name, value in xattrs.items()}
+            whole = b""
             pieces: Iterator[tuple[int, bytes]] = iter(())
             total = ContentHash()
             if size <= PIECE or (was is not None and was.kind == FILE and was.size == size):
                 for at, data in _pieces(fd, size, total):
-                    if size > PIECE:
-                        continue
-                    row["data"] = _b64(data) if at == 0 else row.get("data", "")
+                    if size <= PIECE and at == 0:
+                        whole = data
                 if tail and size <= PIECE:  # a configuration, of which the copy has more
                     total.update(tail)
-                    row["data"] = _b64(base64.b64decode(row.get("data", "")) + tail)
+                    whole += tail
                     row["size"] = size + len(tail)
                 made = made._replace(content=total.digest().hex())
                 if not self._change(path, made):
@@ -272,8 +258,9 @@ class DirectoryChanges:
                     if path not in self.unstable:
                         yield from self._withdraw(path)
                     return
-            if size > PIECE or _sparse(row, row["size"]):
-                row.pop("data", None)
+            if len(whole) == row["size"]:
+                row["data"] = _b64(whole)
+            else:  # in pieces: large, or with holes
                 total = ContentHash()
                 pieces = _pieces(fd, size, total)
             yield from self._base(path, was)
@@ -422,11 +409,6 @@ def _pieces(fd: int, size: int, total: ContentHash) -> Iterator[tuple[int, bytes
             done += len(data)
     if done < size:
         total.skip(size - done)
-
-
-def _sparse(row: Row, size: int) -> bool:
-    """Tell whether the one piece of a small file is not all of it."""
-    return len(base64.b64decode(row.get("data", ""))) != size
 
 
 def _above(path: str) -> list[str]:
