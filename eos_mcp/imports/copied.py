@@ -118,11 +118,7 @@ class CopiedRecord:
 
     def content(self, digest: str) -> bytes | None:
         """Read the kept bytes of an imported file."""
-        try:
-            with open(os.path.join(self.folder, "content", digest), "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
+        return kept_content(self.folder, digest)
 
     # ---- the files
 
@@ -151,6 +147,15 @@ def kind_of(mode: int) -> str:
 
 def folder_of(records: str, sandbox_id: str) -> str:
     return os.path.join(records, sandbox_id)
+
+
+def kept_content(folder: str, digest: str) -> bytes | None:
+    """Read the kept bytes of an imported file, by the folder of the record; None: they were not kept."""
+    try:
+        with open(os.path.join(folder, "content", digest), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def note_copy(folder: str, index_path: str) -> None:

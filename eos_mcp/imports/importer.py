@@ -95,14 +95,11 @@ class Importer:
         layer of the sandbox has.
         """
         loop = asyncio.get_running_loop()
-        folder = os.path.join(copied.folder_of(self.records, sandbox_id), "content")
+        folder = copied.folder_of(self.records, sandbox_id)
 
         def content(path: bytes, digest: bytes) -> bytes | None:
-            with (
-                contextlib.suppress(FileNotFoundError),
-                open(os.path.join(folder, digest.hex()), "rb") as file,
-            ):
-                return file.read()
+            if (kept := copied.kept_content(folder, digest.hex())) is not None:
+                return kept
             args = {"path": base64.b64encode(path).decode(), "digest": base64.b64encode(digest).decode()}
             ask = _Asking(self.forwarder, sandbox_id, request_id)
             try:
