@@ -27,7 +27,7 @@ from eos_mcp.imports.copied import (
     kind_of,
 )
 from eos_mcp.workspace.git_directories import ALTERNATES, Borrowed
-from eos_mcp.workspace.tree_index import Listing, Stat, racy
+from eos_mcp.workspace.tree_index import Listing, Stat, is_still, racy
 from layerstack.kernel import base_xattrs
 from layerstack.kernel.base_xattrs import Keeping
 from layerstack.kernel.content import ContentHash, data_ranges
@@ -232,7 +232,7 @@ class DirectoryChanges:
     def _file(self, path: str, where: str, entry: Stat) -> Iterator[tuple[Row, int]]:
         fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            if not _is(fd, entry):
+            if not is_still(fd, entry):
                 self.unstable.add(path)
                 return
             xattrs = base_xattrs.stored(base_xattrs.read(fd), self._keeping)
@@ -254,7 +254,7 @@ class DirectoryChanges:
                     row["size"] = size + len(tail)
                 made = made._replace(content=total.digest().hex())
                 if not self._change(path, made):
-                    self._settle(path, made, _is(fd, entry))
+                    self._settle(path, made, is_still(fd, entry))
                     if path not in self.unstable:
                         yield from self._withdraw(path)
                     return
@@ -274,7 +274,7 @@ class DirectoryChanges:
                 yield {"side": "ours", "path": _path(path), "offset": at, "data": _b64(data)}, len(data)
             if not made.content:
                 made = made._replace(content=total.digest().hex())
-            stable = _is(fd, entry)
+            stable = is_still(fd, entry)
             if stable and self._keep and not tail and self._keeps(path, size):
                 made = made._replace(source=BLOB)
                 self._keep_content(fd, made)
@@ -389,11 +389,6 @@ def base_rows(record: CopiedRecord, path: str, was: CopiedEntry | None) -> Itera
     for at in range(PIECE, len(data or b""), PIECE):
         piece = (data or b"")[at : at + PIECE]
         yield {"side": "base", "path": _path(path), "offset": at, "data": _b64(piece)}, len(piece)
-
-
-def _is(fd: int, entry: Stat) -> bool:
-    now = os.fstat(fd)
-    return (now.st_mode, now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino) == entry[:5]
 
 
 def _pieces(fd: int, size: int, total: ContentHash) -> Iterator[tuple[int, bytes]]:

@@ -33,6 +33,7 @@ from eos_mcp.workspace.tree_index import (
     Index,
     Listing,
     Stat,
+    is_still,
     load_index,
     look,
     racy,
@@ -650,14 +651,7 @@ class _BaseCopy:
                     os.lseek(target, 0, os.SEEK_END)
                     fsync.write_all(target, tail)
                 found = base_xattrs.read(source)
-                after = os.fstat(source)
-                if (
-                    after.st_mode,
-                    after.st_size,
-                    after.st_mtime_ns,
-                    after.st_ctime_ns,
-                    after.st_ino,
-                ) != entry[:5] or size != entry[1]:
+                if not is_still(source, entry) or size != entry[1]:
                     return None
                 if found:
                     self._keep(path, target, found)

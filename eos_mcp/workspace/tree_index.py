@@ -138,6 +138,12 @@ def racy(entry: Stat, looked_ns: int) -> bool:
     return looked_ns - newest < (RACY_NS if entry[3] % 1_000_000_000 else RACY_COARSE_NS)
 
 
+def is_still(fd: int, entry: Stat) -> bool:
+    """Tell whether the open file is as an lstat of the walk showed it; the number of links does not count."""
+    now = os.fstat(fd)
+    return (now.st_mode, now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino) == entry[:5]
+
+
 def unchanged(index: Index, listing: Listing) -> bool:
     """Tell whether every lstat equals that of the index, and no time is so close to the last walk that a
     later change would not show.
