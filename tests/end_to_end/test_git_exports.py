@@ -9,33 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests import git_trees
 from tests.end_to_end.cli_user import Desk, Desks, Sandbox
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
-QUIET = {
-    "PATH": os.environ["PATH"],
-    "HOME": "/nonexistent",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_AUTHOR_NAME": "Ada",
-    "GIT_AUTHOR_EMAIL": "ada@example.org",
-    "GIT_COMMITTER_NAME": "Ada",
-    "GIT_COMMITTER_EMAIL": "ada@example.org",
-}
-
 
 def git(where: Path | str, *words: str) -> str:
-    done = subprocess.run(
-        ["git", "-c", "safe.directory=*", *words],
-        cwd=where,
-        env=QUIET,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return os.fsdecode(done.stdout).rstrip("\n")
+    return os.fsdecode(git_trees.git(where, "-c", "safe.directory=*", *words)).rstrip("\n")
 
 
 def given(desk: Desk) -> Path:
