@@ -37,6 +37,12 @@ def subjects(root: Path, ref: str) -> list[str]:
     return git(root, "log", "--format=%an: %s", ref).splitlines()
 
 
+def listed(root: Path, tree: str) -> dict[str, str]:
+    """List the files of a tree: path -> mode, kind and id."""
+    rows = (row.split("\t", 1) for row in git(root, "ls-tree", "-r", "-z", tree).split("\0") if row)
+    return {path: entry for entry, path in rows}
+
+
 def test_a_publication_becomes_a_commit_of_its_agent(shared_desk: Desks) -> None:
     desk = shared_desk("root")
     root = given(desk)
@@ -188,9 +194,7 @@ def test_kinds_of_entries_and_the_directory_export_agree(shared_desk: Desks, tmp
     assert done["empty_directories"] == ["empty/deep"]
     assert done["left_out"]["paths"] == [".GIT", ".GIT/config"]
     assert done["ignored"]["files"] == 1
-    rows = dict(
-        reversed(row.split("\t", 1)) for row in git(root, "ls-tree", "-r", "-z", ref).split("\0") if row
-    )
+    rows = listed(root, ref)
     nested = sandbox.shell("git -C nested rev-parse HEAD")["output"].strip()
     assert rows["nested"] == f"160000 commit {nested}"
     assert rows["link"].startswith("120000") and rows["a.txt"].startswith("100755")
@@ -209,9 +213,7 @@ def test_kinds_of_entries_and_the_directory_export_agree(shared_desk: Desks, tmp
     git(copy, "add", "-A")
     mine = {path: row for path, row in rows.items() if path != "nested"}
     tree = git(copy, "write-tree")
-    theirs = dict(
-        reversed(row.split("\t", 1)) for row in git(copy, "ls-tree", "-r", "-z", tree).split("\0") if row
-    )
+    theirs = listed(copy, tree)
     assert mine == theirs
 
 
