@@ -8,7 +8,8 @@ tree-walk.c, path.c of git.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from layerstack.git.object_format import CorruptObject, ObjectFormat, Oid
@@ -218,6 +219,15 @@ def _mode(mode: int) -> int:
     if kind not in MODES:
         raise CorruptObject(f"a tree with the mode {mode:o}")
     return kind
+
+
+def entry_named(rows: Sequence[TreeEntry], name: bytes) -> TreeEntry | None:
+    """Find an entry in a tree that `parse_tree` gave."""
+    for order in (name, name + b"/"):
+        at = bisect_left(rows, order, key=_order)
+        if at < len(rows) and rows[at].name == name:
+            return rows[at]
+    return None
 
 
 def format_tree(entries: Iterable[TreeEntry]) -> bytes:

@@ -16,6 +16,7 @@ from layerstack.git.commits import (
     Commit,
     CommitLinks,
     TreeEntry,
+    entry_named,
     parse_commit,
     parse_links,
     parse_tree,
@@ -217,6 +218,14 @@ class Objects:
             found = self._parsed(oid, parse_tree, data)
             self._trees_read.put(oid, found, 6 * len(data) + 200)
         return found
+
+    def entry_at(self, tree: Oid | None, path: bytes) -> TreeEntry | None:
+        """Find the entry of a path in a tree; None: no tree, or no such entry in it."""
+        *folders, name = path.split(b"/")
+        for step in folders:
+            above = None if tree is None else entry_named(self.tree(tree), step)
+            tree = above.oid if above is not None and above.is_tree else None
+        return None if tree is None else entry_named(self.tree(tree), name)
 
     def _parsed(self, oid: Oid, parse: Callable[[bytes, ObjectFormat], T], data: bytes) -> T:
         try:

@@ -75,18 +75,8 @@ class RepositoryConfig:
         """Give the filters with which a tree is checked out."""
 
         def read(path: str) -> bytes | None:
-            at = tree
-            names = os.fsencode(path).split(b"/")
-            for n, name in enumerate(names):
-                if at is None:
-                    return None
-                entry = next((one for one in objects.tree(at) if one.name == name), None)
-                if entry is None:
-                    return None
-                if n == len(names) - 1:
-                    return objects.read(entry.oid, "blob")[1] if entry.is_blob else None
-                at = entry.oid if entry.is_tree else None
-            return None
+            entry = objects.entry_at(tree, os.fsencode(path))
+            return objects.read(entry.oid, "blob")[1] if entry is not None and entry.is_blob else None
 
         info = _read(self._tree, f"{self.root}/info/attributes", ATTRIBUTES_MAX + 1)
         return self._filters(GitAttributes(read, info))

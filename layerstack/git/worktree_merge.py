@@ -93,17 +93,8 @@ class WorktreeMerge:
 
     def value(self, tree: Oid | None, path: bytes) -> FileValue | None:
         """Give the entry of a path in a tree; None for none and for a directory."""
-        names = path.split(b"/")
-        for n, name in enumerate(names):
-            if tree is None:
-                return None
-            entry = next((one for one in self.objects.tree(tree) if one.name == name), None)
-            if entry is None:
-                return None
-            if n == len(names) - 1:
-                return None if entry.is_tree else FileValue(entry.mode, entry.oid)
-            tree = entry.oid if entry.is_tree else None
-        return None
+        entry = self.objects.entry_at(tree, path)
+        return None if entry is None or entry.is_tree else FileValue(entry.mode, entry.oid)
 
     def _file(self, files: GitTree, path: bytes) -> State | None:
         state = files.find(join(self.worktree, os.fsdecode(path)))
