@@ -21,7 +21,8 @@ from layerstack.export.commit_text import CommitText
 from layerstack.export.git_work_tree import GitWorkTree, HeadReader, check_repository, format_of, uncommitted
 from layerstack.export.tree_builder import TreeBuilder
 from layerstack.git.ancestry import between, is_ancestor, unreached
-from layerstack.git.commits import GITLINK, Commit, format_commit, tag_target
+from layerstack.git.commits import GITLINK, Commit, format_commit
+from layerstack.git.kept_refs import KEPT
 from layerstack.git.object_format import BLOB_MAX, GitError, ObjectFormat, Oid
 from layerstack.git.objects import GitTree, Objects
 from layerstack.git.ref_store import read_refs
@@ -39,9 +40,6 @@ LARGE_FILE = 100 << 20
 LISTED_MAX, PATHS_MAX = 1000, 50
 """Commits that a result lists, and paths of each."""
 NAMES_MAX = 100
-TAGS_MAX = 10
-"""Tags of tags that are followed."""
-KEPT = b"refs/eos/kept/"
 
 
 class ExportedRef(NamedTuple):
@@ -499,13 +497,11 @@ class GitExport:
     def _tips_of(self, tree: GitTree) -> Iterator[tuple[bytes, Oid]]:
         """Yield the refs that name commits, tags peeled."""
         for name, value in read_refs(".git", tree).items():
-            oid = self.fmt.from_hex(value.oid or b"")
-            for _ in range(TAGS_MAX):
-                if oid is None or not self._objects.has(oid) or self._objects.header(oid).kind != "tag":
-                    break
-                oid = tag_target(self._objects.read(oid, "tag")[1], self.fmt)[0]
-            if oid is not None and self._objects.has(oid) and self._objects.header(oid).kind == "commit":
-                yield name, oid
+            if (oid := self.fmt.from_hex(value.oid or b"")) is None:
+                continue
+            found, kind = self._objects.peel(oid)
+            if kind == "commit":
+                yield name, found
 
     def _empty_directories(self) -> list[str]:
         """List published directories without an entry, which git cannot have; at most NAMES_MAX."""

@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from itertools import count
 
 from layerstack.git.ancestry import unreached
-from layerstack.git.commits import tag_target
 from layerstack.git.object_format import Oid
 from layerstack.git.objects import Objects
 from layerstack.git.ref_names import ref_word
 from layerstack.git.ref_store import RefValue
+from layerstack.git.reflog import STASH
 
 KEPT = b"refs/eos/kept/"
-STASH = b"refs/stash"
-TAGS_MAX = 10
 
 
 def add_kept_refs(
@@ -50,13 +48,5 @@ def add_kept_refs(
 
 def _commit_of(objects: Objects, oid: Oid) -> Oid | None:
     """Follow tags to a commit."""
-    for _ in range(TAGS_MAX):
-        kind = objects.header(oid).kind
-        if kind == "commit":
-            return oid
-        if kind != "tag":
-            return None
-        oid = tag_target(objects.read(oid, "tag")[1], objects.fmt)[0]
-        if not objects.has(oid):
-            return None
-    return None
+    found, kind = objects.peel(oid)
+    return found if kind == "commit" else None

@@ -20,6 +20,7 @@ from layerstack.git.commits import (
     parse_commit,
     parse_links,
     parse_tree,
+    tag_target,
 )
 from layerstack.git.file_bytes import RepositoryFiles, SizedCache, inflate, inflate_start
 from layerstack.git.object_format import (
@@ -37,9 +38,11 @@ from layerstack.tree.state import FILE, State
 
 PACKS_MAX = 10_000
 NEW_BYTES_MAX = 256 << 20
+"""Bytes of all objects that one merge may add."""
 LINKS_BYTES = 500
 """Memory of a commit's links, about."""
-"""Bytes of all objects that one merge may add."""
+TAGS_MAX = 10
+"""Tags of one another that are followed."""
 _CACHE_BYTES = 16 << 20
 _HEADER_BYTES = 32
 SHALLOW_MAX = 16 << 20
@@ -209,6 +212,17 @@ class Objects:
                 found = found._replace(parents=tuple(p for p in found.parents if self.has(p)))
             self._links_read.put(oid, found, LINKS_BYTES)
         return found
+
+    def peel(self, oid: Oid) -> tuple[Oid, str | None]:
+        """Follow tags, at most TAGS_MAX of one another, to an object; give its id and kind, None: missing."""
+        followed = 0
+        while self.has(oid):
+            kind = self.header(oid).kind
+            if kind != "tag" or followed == TAGS_MAX:
+                return oid, kind
+            oid = tag_target(self.read(oid, "tag")[1], self.fmt)[0]
+            followed += 1
+        return oid, None
 
     def tree(self, oid: Oid) -> list[TreeEntry]:
         """Read a tree; the caller does not change the list."""

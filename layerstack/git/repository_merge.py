@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from layerstack.git.ancestry import is_ancestor, merge_bases
 from layerstack.git.branch_merge import BranchMerge, BranchRules, BranchSides, merge_branch, shown_ref
-from layerstack.git.commits import Commit, format_commit, tag_target
+from layerstack.git.commits import Commit, format_commit
 from layerstack.git.config_merge import merge_configs
 from layerstack.git.entry_class import (
     DERIVED,
@@ -27,7 +27,7 @@ from layerstack.git.entry_class import (
 )
 from layerstack.git.git_index import INDEX_MAX, GitIndex, same_entries
 from layerstack.git.index_merge import IndexMerge, IndexSide, merge_indexes
-from layerstack.git.kept_refs import add_kept_refs
+from layerstack.git.kept_refs import KEPT, add_kept_refs
 from layerstack.git.notes_merge import merge_notes
 from layerstack.git.object_format import GitError, GitRefused, MissingObject, Oid, loose_bytes, loose_path
 from layerstack.git.objects import GitTree, Objects
@@ -455,7 +455,7 @@ class RepositoryMerger:
             if value.oid is None or (old := self.fmt.from_hex(value.oid)) is None:
                 continue
             own = name in self.maps[1] and self.maps[1][name] == value
-            if name.startswith(TAGS) and own and self._peeled(old) in self.rewritten:
+            if name.startswith(TAGS) and own and self.objects.peel(old)[0] in self.rewritten:
                 self.notices.append(RepositoryNotice("tag_not_moved", name.decode("utf-8", "replace")))
             elif old in self.rewritten and (name.startswith(HEADS) or name.endswith(HEAD)):
                 new = self.rewritten[old].hex().encode()
@@ -465,18 +465,11 @@ class RepositoryMerger:
         if branch in self.moves:
             self.moves[HEAD] = self.moves[branch]
 
-    def _peeled(self, oid: Oid) -> Oid:
-        for _ in range(10):
-            if not self.objects.has(oid) or self.objects.header(oid).kind != "tag":
-                break
-            oid = tag_target(self.objects.read(oid, "tag")[1], self.fmt)[0]
-        return oid
-
     def tips(self, refs: RefMap) -> list[Oid]:
         """List the values of refs that were published, for those that the result must still reach."""
         found: list[Oid] = []
         for name, value in refs.items():
-            if value.oid is None or name == STASH or name.startswith(b"refs/eos/kept/"):
+            if value.oid is None or name == STASH or name.startswith(KEPT):
                 continue
             if self.refs.get(name) != value and (oid := self.fmt.from_hex(value.oid)) is not None:
                 found.append(oid)
@@ -487,8 +480,7 @@ class RepositoryMerger:
         found = resolve(refs, name)
         if found is None:
             return None
-        oid = self._peeled(self._id(found))
-        return self.objects.links(oid).tree
+        return self.objects.links(self.objects.peel(self._id(found))[0]).tree
 
     # ---- index and work tree
 
