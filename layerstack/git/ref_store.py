@@ -15,7 +15,7 @@ from typing import NamedTuple
 from layerstack.git.object_format import GitRefused
 from layerstack.git.objects import GitTree
 from layerstack.git.ref_names import above, is_ref_name
-from layerstack.tree.state import DIRECTORY, FILE, LINK, State
+from layerstack.tree.state import DIRECTORY, FILE, LINK, State, is_one
 
 PACKED_MAX = 32 << 20
 """Bytes of packed-refs."""
@@ -130,7 +130,7 @@ def read_refs(root: str, tree: GitTree, like: RefMap | None = None) -> RefMap:
     state = tree.find(f"{root}/{PACKED}")
     if state is None or state.kind != FILE:
         return RefMap({}, loose, frozenset(broken))
-    if like is not None and like.packed_state is not None and _is_one_file(like.packed_state, state):
+    if like is not None and is_one(like.packed_state, state):
         return RefMap(like.packed, loose, frozenset(broken), state)
     if state.size > PACKED_MAX:
         raise GitRefused(
@@ -139,10 +139,6 @@ def read_refs(root: str, tree: GitTree, like: RefMap | None = None) -> RefMap:
             details={"repository": root},
         )
     return RefMap(parse_packed(state.data(PACKED_MAX)), loose, frozenset(broken), state)
-
-
-def _is_one_file(x: State, y: State) -> bool:
-    return x is y or (x.body is None and y.body is None and x.inode == y.inode and x.size == y.size)
 
 
 def _add_head(root: str, place: str, tree: GitTree, loose: dict[bytes, RefValue], broken: set[bytes]) -> None:

@@ -254,7 +254,9 @@ class RepositoryMerger:
         self.find_changes()
         self.indexes = tuple(self.index_of(tree) for tree in self.trees)
         self._refuse_operations()
-        refs = self.maps = tuple(read_refs(self.root, tree) for tree in self.trees)
+        base, ours, head = self.trees
+        before = read_refs(self.root, base)
+        refs = self.maps = before, read_refs(self.root, ours, before), read_refs(self.root, head, before)
         merged = self._merge_refs(*refs)
         self.refs = dict(merged.refs)
         for meeting in merged.meetings:
