@@ -180,10 +180,9 @@ class Incoming:
         if side == "ours":
             base = self._trees["base"]
             for at in (*ancestors(path)[1:], path):
-                full = base.full(at)
-                if not os.path.lexists(full):
+                kind = base.kind(at)
+                if kind is None:
                     break
-                kind = next((k for name, k in base.scan(parent_of(at)) if name == os.path.basename(at)), None)
                 if kind == WHITEOUT:
                     return None
                 if at == path:
