@@ -85,12 +85,7 @@ def refresh_index(merger: RepositoryMerger) -> RepositoryMerge:
         return RepositoryMerge({}, frozenset())
     index.smudge_all([*doubtful, *map(os.fsencode, clean)])
     made = _with_content(state, index)
-    return RepositoryMerge(
-        {at: made},
-        frozenset((at,)),
-        clean=tuple(sorted(clean)),
-        doubtful=tuple(map(os.fsdecode, sorted(doubtful))),
-    )
+    return RepositoryMerge({at: made}, frozenset((at,)), clean=tuple(sorted(clean)))
 
 
 def _with_content(state: State, index: GitIndex) -> State:

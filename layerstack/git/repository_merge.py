@@ -115,27 +115,14 @@ class RepositoryMerge(NamedTuple):
     kept_refs: tuple[str, ...] = ()
     clean: tuple[str, ...] = ()
     """Paths below the work tree whose file is equal to the index's entry."""
-    doubtful: tuple[str, ...] = ()
-    """Paths below the work tree whose stat data in the index is invalid."""
-
-
-def merge_repository(
-    sides: RepositorySides, listed: tuple[Iterable[str], Iterable[str]], rules: RepositoryRules
-) -> RepositoryMerge:
-    """Merge a repository that both sides changed.
-
-    Args:
-        listed: paths of the workspace that ours and the head may have changed.
-    Raises:
-        OperationUnderWay, GitError: it cannot be merged.
-    """
-    merger = RepositoryMerger(sides, listed, rules)
-    with merger.objects:
-        return merger.merge()
 
 
 class RepositoryMerger:
-    """One merge; `merge` is called once."""
+    """One merge; `merge` is called once. The caller closes `objects`.
+
+    Args:
+        listed: paths of the workspace that ours and the head may have changed.
+    """
 
     def __init__(
         self, sides: RepositorySides, listed: tuple[Iterable[str], Iterable[str]], rules: RepositoryRules
@@ -296,7 +283,6 @@ class RepositoryMerger:
             {old.hex(): new.hex() for old, new in self.rewritten.items()},
             tuple(name.decode("utf-8", "replace") for name in self.kept),
             tuple(map(os.fsdecode, sorted(self.clean))),
-            tuple(map(os.fsdecode, sorted(self.doubtful))),
         )
 
     def _all_paths(self) -> set[str]:
@@ -356,8 +342,13 @@ class RepositoryMerger:
         return state.data() if state is not None and state.kind == FILE else None
 
     def identity(self, seconds: int) -> bytes:
+        return b"%s %d +0000" % (self.person, seconds)
+
+    @property
+    def person(self) -> bytes:
+        """The author as `Name <address>`."""
         name = "".join(c for c in self.rules.author if c not in "<>\n\0").strip() or "session"
-        return b"%s <agent@eos.invalid> %d +0000" % (name.encode("utf-8", "replace"), seconds)
+        return b"%s <agent@eos.invalid>" % name.encode("utf-8", "replace")
 
     def _merge_branch(self, meeting: RefMeeting) -> None:
         name, ours, head = meeting.name, self._id(meeting.ours), self._id(meeting.head)
@@ -371,10 +362,7 @@ class RepositoryMerger:
             for ref, value in {**self.maps[1], **self.maps[2]}.items()
             if ref.startswith(REMOTES) and value.oid is not None
         ]
-        rules = BranchRules(
-            self.rules.mode, self.driver_of, remote, self.identity(0).rpartition(b" ")[0], self.rules.author
-        )
-        rules = rules._replace(identity=rules.identity.rpartition(b" ")[0])
+        rules = BranchRules(self.rules.mode, self.driver_of, remote, self.person, self.rules.author)
         found = merge_branch(self.objects, sides, rules)
         if found.tip is None:
             if self.rules.side is None:
@@ -490,7 +478,7 @@ class RepositoryMerger:
         """Decide the index, and the tracked files of the work tree."""
         trees = [self.head_tree(refs) for refs in self.maps]
         new = self.head_tree(self.refs)
-        self.clean, self.doubtful = set[bytes](), set[bytes]()
+        self.clean = set[bytes]()
         found = merge_indexes(
             self.objects,
             IndexSide(self.indexes[0], trees[0]),
@@ -549,7 +537,6 @@ class RepositoryMerger:
             for path in self.clean & unsure
             if (row := entries.entry(path)) is not None and not row.skip_worktree
         }
-        self.doubtful = unsure - self.clean
         entries.smudge_all(unsure)
         if entries.rows or any(index is not None for index in self.indexes):
             self.put("index", entries.to_bytes(), FILE_BITS)

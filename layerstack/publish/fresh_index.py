@@ -30,7 +30,7 @@ def refresh_indexes(
     done: set[str] = set()
     for one in wanted:
         rec = indexed.records.get(one.path)
-        if rec is None or rec.kind != FILE or not one.clean:
+        if rec is None or rec.kind != FILE:
             continue
         state = tree.state(one.path)
         index = GitIndex.parse(state.data(), FORMATS[one.object_format])

@@ -22,7 +22,7 @@ class GitConflict(NamedTuple):
     renamed: Renamed | None = None
     hint: str | None = None
 
-    def told(self, conflict: Conflict) -> Conflict:
+    def completed(self, conflict: Conflict) -> Conflict:
         """Add what git knows to a conflict of the report."""
         return conflict._replace(
             ref=self.ref,
@@ -41,8 +41,6 @@ class IndexRefresh(NamedTuple):
     object_format: str
     clean: tuple[str, ...]
     """Paths below the work tree whose files are equal to their entries."""
-    doubtful: tuple[str, ...]
-    """Paths below the work tree whose files differ from their entries, or may."""
 
 
 class GitOutcome(NamedTuple):
@@ -62,7 +60,6 @@ class GitOutcome(NamedTuple):
     """Commit of ours in hex -> the commit that replaces it in the result."""
     kept_refs: tuple[str, ...] = ()
     """Refs that the merge made so that no commit is lost."""
-    dropped: tuple[str, ...] = ()
 
 
 NO_GIT = GitOutcome()

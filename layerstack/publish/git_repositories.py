@@ -100,7 +100,6 @@ class _Repository:
                 states={**kept.states, **fresh.states},
                 settled=kept.settled | fresh.settled,
                 clean=fresh.clean,
-                doubtful=fresh.doubtful,
             )
         return kept
 
@@ -133,16 +132,10 @@ def _joined(repositories: Iterable[_Repository]) -> GitOutcome:
         notices += [Notice("kept_commits", one.root, detail=name) for name in result.kept_refs]
         rewritten.update(result.rewritten)
         kept += result.kept_refs
-        if result.clean or result.doubtful:
+        if result.clean:
             assert one.merger is not None
             refresh.append(
-                IndexRefresh(
-                    f"{one.root}/index",
-                    one.worktree or "",
-                    one.merger.fmt.name,
-                    result.clean,
-                    result.doubtful,
-                )
+                IndexRefresh(f"{one.root}/index", one.worktree or "", one.merger.fmt.name, result.clean)
             )
         if result.settled:
             merged.append(one)

@@ -99,7 +99,7 @@ class Report:
                 )
             )
             if path in by_git:
-                listed[-1] = by_git[path].told(listed[-1])
+                listed[-1] = by_git[path].completed(listed[-1])
         listed.sort(key=lambda c: c.path.encode("utf-8", "surrogateescape"))
         return tuple(listed)
 
