@@ -7,6 +7,7 @@ such as hooks, stay with the rules for any file.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -159,9 +160,6 @@ class RepositoryMerger:
         """
         self.indexes: tuple[GitIndex | None, ...] = ()
         """Indexes of base, ours and head."""
-        self.changed: tuple[set[str], set[str]] = (set(), set())
-        """Entries of the repository that each side really changed."""
-        self._changes_found = False
 
     def _below(self, path: str) -> bytes | None:
         """Give the path below the work tree; None for a path outside, and one in the repository."""
@@ -178,67 +176,48 @@ class RepositoryMerger:
 
     # ---- what changed
 
-    def find_changes(self) -> tuple[set[str], set[str]]:
-        """Find the entries that each side changed; stat data in the index do not count, and neither do
-        directories and locks. The index is read only where it is all that a side changed: beside other
-        changes it counts as changed.
+    @functools.cached_property
+    def changed(self) -> tuple[set[str], set[str]]:
+        """Entries of the repository that ours and the head changed; stat data in the index do not count, and
+        neither do directories and locks. The index is read only where it is all that a side changed: beside
+        other changes it counts as changed.
         """
-        if self._changes_found:
-            return self.changed
-        found: list[set[str]] = []
-        for listed, tree in zip(self.entries, (self.sides.ours, self.sides.head), strict=True):
-            side: set[str] = set()
-            index: tuple[State | None, State | None] | None = None
-            for below in listed:
-                b, s = self.sides.base.find(self.at(below)), tree.find(self.at(below))
-                b, s = (None if x is not None and x.kind == DIRECTORY else x for x in (b, s))
-                if b is s or (b is not None and s is not None and same(b, s)):
-                    continue
-                if class_of(below) == JUNK:
-                    continue
-                if below == "index":
-                    index = b, s
-                    continue
-                side.add(below)
-            if index is not None and (side or not self._same_index(*index)):
-                side.add("index")
-            found.append(side)
-        self.changed, self._changes_found = (found[0], found[1]), True
-        return self.changed
+        listed = self.entries
+        return self._changed(listed[0], self.sides.ours), self._changed(listed[1], self.sides.head)
 
-    def _same_index(self, x: State | None, y: State | None) -> bool:
-        if x is None or y is None or not x.kind == y.kind == FILE:
-            return False
+    def _changed(self, listed: set[str], tree: GitTree) -> set[str]:
+        found: set[str] = set()
+        for below in listed:
+            b, s = self.sides.base.find(self.at(below)), tree.find(self.at(below))
+            b, s = (None if x is not None and x.kind == DIRECTORY else x for x in (b, s))
+            if b is s or (b is not None and s is not None and same(b, s)) or class_of(below) == JUNK:
+                continue
+            found.add(below)
+        if found == {"index"} and self._has_same_index(tree):
+            found.clear()
+        return found
+
+    def _has_same_index(self, tree: GitTree) -> bool:
+        """Check whether a side has the base's index, but for stat data."""
         try:
-            first, second = (
-                self._parsed(_index_bytes(state), tree) for state, tree in self._with_trees(x, y)
-            )
+            before, after = self.index_of(self.sides.base), self.index_of(tree)
         except GitError:
             return False
-        return same_entries(first, second)
+        return before is not None and after is not None and same_entries(before, after)
 
-    def _with_trees(self, x: State, y: State) -> tuple[tuple[State, GitTree], tuple[State, GitTree]]:
-        ours = self.sides.ours.find(self.at("index"))
-        tree = self.sides.ours if ours is not None and ours.inode == y.inode else self.sides.head
-        return (x, self.sides.base), (y, tree)
+    def index_of(self, tree: GitTree, place: str = "") -> GitIndex | None:
+        """Parse the index of the repository, or of the linked worktree at `worktrees/NAME/`."""
 
-    def _parsed(self, data: bytes, tree: GitTree, place: str = "") -> GitIndex:
-        def shared(name: str) -> bytes | None:
+        def read(name: str) -> bytes | None:
             state = tree.find(self.at(place + name))
             return _index_bytes(state) if state is not None and state.kind == FILE else None
 
-        return GitIndex.parse(data, self.fmt, shared)
-
-    def index_of(self, tree: GitTree, place: str = "") -> GitIndex | None:
-        state = tree.find(self.at(f"{place}index"))
-        if state is None or state.kind != FILE:
-            return None
-        return self._parsed(_index_bytes(state), tree, place)
+        data = read("index")
+        return None if data is None else GitIndex.parse(data, self.fmt, read)
 
     # ---- the merge
 
     def merge(self) -> RepositoryMerge:
-        self.find_changes()
         self.indexes = tuple(self.index_of(tree) for tree in self.trees)
         self._refuse_operations()
         base, ours, head = self.trees

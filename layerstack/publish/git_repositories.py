@@ -73,7 +73,7 @@ class _Repository:
     def _decided(self, merger: RepositoryMerger) -> RepositoryMerge:
         if not merger.entries[0] and not merger.entries[1]:
             return NOTHING
-        ours, theirs = merger.find_changes()
+        ours, theirs = merger.changed
         index = merger.at("index")
         if not ours:
             # stat data alone: as if the session had not touched it
