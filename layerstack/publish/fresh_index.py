@@ -5,7 +5,7 @@ them. Until then the entries are marked as unknown, which costs time but hides n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from layerstack.git.git_index import GitIndex
 from layerstack.git.index_rows import IndexStat
@@ -19,13 +19,11 @@ from layerstack.tree.disk import DiskTree
 from layerstack.tree.state import FILE, LINK, State
 
 
-def refresh_indexes(
-    tree: DiskTree, indexed: Indexed, over: Chain, wanted: Iterable[IndexRefresh]
-) -> frozenset[str]:
-    """Refresh the indexes that the layer contains; its files have their final times.
+def refresh_indexes(tree: DiskTree, indexed: Indexed, over: Chain, wanted: Iterable[IndexRefresh]) -> Indexed:
+    """Refresh the indexes of git that the layer contains; its files have their final times.
 
     Returns:
-        The paths of the indexes that were replaced: their digests changed.
+        The layer's index, made again where files were replaced: their digests changed.
     """
     done: set[str] = set()
     for one in wanted:
@@ -47,7 +45,7 @@ def refresh_indexes(
         tree.replace(one.path, new)
         tree.set_times(above, times)
         done.add(one.path)
-    return frozenset(done)
+    return _indexed_again(tree, indexed, over, done) if done else indexed
 
 
 def _stat_of(file: State) -> IndexStat:
@@ -60,7 +58,7 @@ def _stat_of(file: State) -> IndexStat:
     )
 
 
-def indexed_again(tree: DiskTree, indexed: Indexed, over: Chain, changed: frozenset[str]) -> Indexed:
+def _indexed_again(tree: DiskTree, indexed: Indexed, over: Chain, changed: Collection[str]) -> Indexed:
     """Make the layer's index again after `changed` files were replaced; others are not read."""
     known, records = known_digests(tree, indexed), indexed.records
     return build(

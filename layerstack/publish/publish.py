@@ -37,7 +37,7 @@ from layerstack.publish.build_times import HeadTimes, Standing, Survey, notices,
 from layerstack.publish.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, CommitUnsynced, commit
 from layerstack.publish.commit import write_new as write_manifest
 from layerstack.publish.edits import Edit, Show
-from layerstack.publish.fresh_index import indexed_again, refresh_indexes
+from layerstack.publish.fresh_index import refresh_indexes
 from layerstack.publish.layer_view import LayerView
 from layerstack.publish.outcome import Preview, Published
 from layerstack.publish.resolve import MergePlan, plan
@@ -393,9 +393,7 @@ def _prepare(
     try:
         if head_times is not None:
             head_times.fit_to(head)
-        over = stack.chain(head)
-        if changed := refresh_indexes(tree, indexed, over, planned.git.refresh):
-            indexed = indexed_again(tree, indexed, over, changed)
+        indexed = refresh_indexes(tree, indexed, stack.chain(head), planned.git.refresh)
         return _complete(
             stack, work, author, new_name, _MergedTree(tree, indexed, head, planned, seen, head_times)
         )

@@ -21,7 +21,7 @@ from layerstack.model.resolution import NOTHING_UNRESOLVED, REFUSE, Choice, Reso
 from layerstack.publish import build_logs, unresolved
 from layerstack.publish.build_times import HeadTimes, Standing, published_at, survey
 from layerstack.publish.edits import Edit, Show, Write
-from layerstack.publish.fresh_index import indexed_again, refresh_indexes
+from layerstack.publish.fresh_index import refresh_indexes
 from layerstack.publish.kept_sides import ChosenSides
 from layerstack.publish.publish import apply, describe, is_touched, recapture
 from layerstack.publish.resolve import MergePlan, plan
@@ -147,8 +147,7 @@ def rebase(
     head_times = HeadTimes(stack, tree, indexed, survey(tree, indexed, standing, edits), standing)
     try:
         head_times.fit_to(head)
-        if changed := refresh_indexes(tree, indexed, over, planned.git.refresh):
-            indexed = indexed_again(tree, indexed, over, changed)
+        indexed = refresh_indexes(tree, indexed, over, planned.git.refresh)
         stack.step("rebase.sync")
         fsync.sync_files(stack.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
     except BaseException:
