@@ -42,7 +42,7 @@ from layerstack.git.repository_config import RepositoryConfig
 from layerstack.git.stopped_merge import StoppedMerge, changed_tree, merge_with_sides, put_into_index
 from layerstack.git.tree_diff import tree_changes
 from layerstack.git.worktree_merge import WorktreeMerge, WorktreeSide
-from layerstack.model.conflict import Hunk
+from layerstack.model.conflict import Hunk, Notice
 from layerstack.model.paths import join
 from layerstack.tree.state import DIRECTORY, FILE, State, made_state, same
 
@@ -94,15 +94,6 @@ class RepositoryConflict(NamedTuple):
     """New path of the file, and the side, `ours` or `theirs`, that renamed it."""
 
 
-class RepositoryNotice(NamedTuple):
-    """A decision about a ref or a path. Kinds as in `layerstack.model.conflict.Notice`."""
-
-    kind: str
-    path: str
-    detail: str | None = None
-    number: int | None = None
-
-
 class RepositoryMerge(NamedTuple):
     """The result; paths are those of the workspace."""
 
@@ -111,7 +102,7 @@ class RepositoryMerge(NamedTuple):
     settled: frozenset[str]
     """Paths that no other rule decides."""
     conflicts: tuple[RepositoryConflict, ...] = ()
-    notices: tuple[RepositoryNotice, ...] = ()
+    notices: tuple[Notice, ...] = ()
     rewritten: Mapping[str, str] = {}
     kept_refs: tuple[str, ...] = ()
     clean: tuple[str, ...] = ()
@@ -147,7 +138,7 @@ class RepositoryMerger:
         self.objects = Objects(sides.root, (sides.head, sides.ours, sides.base), self.fmt)
         self.states: dict[str, State | None] = {}
         self.settled: set[str] = set()
-        self.notices: list[RepositoryNotice] = []
+        self.notices: list[Notice] = []
         self.conflicts: list[RepositoryConflict] = []
         self.rewritten: dict[Oid, Oid] = {}
         self.published: list[Oid] = []
@@ -232,7 +223,7 @@ class RepositoryMerger:
         self._follow(merged)
         for notice in merged.notices:
             self.notices.append(
-                RepositoryNotice(notice.kind, notice.name.decode("utf-8", "replace"), notice.detail)
+                Notice(notice.kind, notice.name.decode("utf-8", "replace"), detail=notice.detail)
             )
         self.kept = add_kept_refs(
             self.objects,
@@ -356,9 +347,7 @@ class RepositoryMerger:
         self.published += found.kept
         self.moves[name] = LogMove(meeting.head, found.tip.hex().encode())
         if found.unsigned:
-            self.notices.append(
-                RepositoryNotice("unsigned", name.decode("utf-8", "replace"), number=found.unsigned)
-            )
+            self.notices.append(Notice("unsigned", name.decode("utf-8", "replace"), number=found.unsigned))
 
     def _put_aside(self, name: bytes, ours: bytes) -> None:
         """Keep ours of a branch under a name of its own; the branch is the head's."""
@@ -372,7 +361,7 @@ class RepositoryMerger:
         self.refs[aside] = RefValue(ours)
         self.files_alone = self.files_alone or self.maps[1].branch == name
         self.notices.append(
-            RepositoryNotice("ref_renamed", name.decode("utf-8", "replace"), aside.decode("utf-8", "replace"))
+            Notice("ref_renamed", name.decode("utf-8", "replace"), detail=aside.decode("utf-8", "replace"))
         )
 
     def _resolve(self, name: bytes, ours: Oid, head: Oid, side: Callable[[str], str]) -> None:
@@ -425,7 +414,7 @@ class RepositoryMerger:
                 continue
             own = name in self.maps[1] and self.maps[1][name] == value
             if name.startswith(TAGS) and own and self.objects.peel(old)[0] in self.rewritten:
-                self.notices.append(RepositoryNotice("tag_not_moved", name.decode("utf-8", "replace")))
+                self.notices.append(Notice("tag_not_moved", name.decode("utf-8", "replace")))
             elif old in self.rewritten and (name.startswith(HEADS) or name.endswith(HEAD)):
                 new = self.rewritten[old].hex().encode()
                 self.refs[name] = RefValue(new)
@@ -468,8 +457,7 @@ class RepositoryMerger:
         if self.stopped is not None:
             put_into_index(found.entries, self.stopped)
         self.notices += [
-            RepositoryNotice("unstaged", join(self.worktree or "", os.fsdecode(path)))
-            for path in found.dropped
+            Notice("unstaged", join(self.worktree or "", os.fsdecode(path))) for path in found.dropped
         ]
         candidates = self.files[0] | self.files[1]
         for tree in trees[1:]:

@@ -126,9 +126,7 @@ def _joined(repositories: Iterable[_Repository]) -> GitOutcome:
             commits = GitCommits(found.ours, found.theirs) if found.ref is not None else None
             renamed = None if found.renamed is None else Renamed(*found.renamed)
             conflicts.append(GitConflict(found.path, found.cls, found.hunks, found.ref, commits, renamed))
-        notices += [
-            Notice(note.kind, note.path, number=note.number, detail=note.detail) for note in result.notices
-        ]
+        notices += result.notices
         notices += [Notice("kept_commits", one.root, detail=name) for name in result.kept_refs]
         rewritten.update(result.rewritten)
         kept += result.kept_refs
