@@ -7,7 +7,7 @@ import socket
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,17 +16,9 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.workspace import base, git_directories, tree_index
 from layerstack.kernel import fsync
 from tests import in_namespace
+from tests.eos_mcp.base_cache import cache as cache
 
 OLD_NS = 1_600_000_000_123_456_789
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Generator[Path]:
-    yield tmp_path / "cache"
-    for thread in threading.enumerate():
-        if thread.name == "base-durable":
-            thread.join(60)
-    fsync.remove_tree(str(tmp_path / "cache"))
 
 
 @pytest.fixture

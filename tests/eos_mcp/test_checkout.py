@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.workspace import base, tree_index
-from layerstack.kernel import fsync
+from tests.eos_mcp.base_cache import cache as cache
 from tests.git_trees import git
 
 QUIET = ("-c", "safe.directory=*", "-c", "core.checkStat=minimal", "-c", "core.trustctime=false")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Generator[Path]:
-    yield tmp_path / "cache"
-    for thread in threading.enumerate():
-        if thread.name == "base-durable":
-            thread.join(60)
-    fsync.remove_tree(str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.workspace import base, tree_index
-from layerstack.kernel import fsync
+from tests.eos_mcp.base_cache import cache as cache
 from tests.git_trees import git
 
 OLD_NS = 1_600_000_000_123_456_789
@@ -26,15 +25,6 @@ LOOKS = (
     ("rev-parse", "HEAD", "HEAD@{1}"),
     ("diff", "--cached", "--stat"),
 )
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Generator[Path]:
-    yield tmp_path / "cache"
-    for thread in threading.enumerate():
-        if thread.name == "base-durable":
-            thread.join(60)
-    fsync.remove_tree(str(tmp_path / "cache"))
 
 
 @pytest.fixture
