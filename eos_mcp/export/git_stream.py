@@ -5,22 +5,25 @@ the checksum of a pack.
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 import tempfile
 from typing import IO, Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export.stream import (
-    MAX_FRAME_BYTES,
     MAX_LINE_BYTES,
+    PIECE_BYTES,
     DeadlineReader,
     ExportLimits,
+    check_frame,
+    check_received,
+    ended_early,
+    json_line,
     reading,
     refused,
+    sandbox_refusal,
 )
 
-PIECE_BYTES = 1 << 20
 OBJECTS_MAX = (1 << 32) - 1
 
 
@@ -43,15 +46,8 @@ def receive(
         received = 0
         while size := int.from_bytes(_exactly(reader, 4), "big"):
             received += size
-            if size > MAX_FRAME_BYTES:
-                raise refused(f"a frame of {size} bytes, at most {MAX_FRAME_BYTES} are taken", "bad_stream")
-            if limits.max_stream_bytes is not None and received > limits.max_stream_bytes:
-                cap = limits.max_stream_bytes
-                raise refused(
-                    f"export stream cap exceeded: more than {cap} bytes were received",
-                    "stream_cap",
-                    limit=cap,
-                )
+            check_frame(size)
+            check_received(received, limits)
             while size:
                 data = _exactly(reader, min(size, PIECE_BYTES))
                 pack.write(data)
@@ -78,23 +74,14 @@ def receive(
 def _line(reader: DeadlineReader, name: str) -> dict[str, Any]:
     with reading():
         line = reader.readline(MAX_LINE_BYTES)
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        value = None
-    if not line.endswith(b"\n") or not isinstance(value, dict):
-        raise refused(f"the stream's {name} is not a line of JSON", "bad_stream")
-    found: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-    error = found.get("error")
-    if isinstance(error, dict):
+    found = json_line(line, name)
+    if isinstance(error := found.get("error"), dict):
         raise sandbox_refused(error)  # pyright: ignore[reportUnknownArgumentType]
     return found
 
 
 def sandbox_refused(error: dict[str, Any]) -> OperationError:
-    """Make the sandbox's own refusal a failure of this operation."""
-    details = error.get("details")
-    kept: dict[str, Any] = dict(details) if isinstance(details, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    """Make the sandbox's own refusal a failure of this operation; name an agent without the format git."""
     if error.get("kind") == "unknown_op":
         return OperationError(
             OPERATION_FAILED,
@@ -102,7 +89,7 @@ def sandbox_refused(error: dict[str, Any]) -> OperationError:
             {"hint": "export with the format dir, tar or tar-zst"},
             reason="agent_too_old",
         )
-    return OperationError(OPERATION_FAILED, str(error.get("message", "the sandbox refused the export")), kept)
+    return sandbox_refusal(error)
 
 
 def _exactly(reader: DeadlineReader, size: int) -> bytes:
@@ -111,8 +98,6 @@ def _exactly(reader: DeadlineReader, size: int) -> bytes:
         with reading():
             piece = reader.read(size - len(data))
         if not piece:
-            raise refused(
-                "the forwarded stream ended before its trailer", "export_interrupted", retryable=True
-            )
+            raise ended_early()
         data = data + piece if data else piece
     return data

@@ -71,6 +71,43 @@ def refused(message: str, reason: str, **details: Any) -> OperationError:
     return OperationError(OPERATION_FAILED, f"export: {message}", details, reason=reason)
 
 
+def json_line(line: bytes, name: str) -> dict[str, Any]:
+    """Parse the stream's header or trailer."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not line.endswith(b"\n") or not isinstance(value, dict):
+        raise refused(f"the stream's {name} is not a line of JSON", "bad_stream")
+    found: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    return found
+
+
+def sandbox_refusal(error: dict[str, Any]) -> OperationError:
+    """Make the sandbox's own refusal a failure of this operation."""
+    details = error.get("details")
+    kept: dict[str, Any] = details if isinstance(details, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    return OperationError(OPERATION_FAILED, str(error.get("message", "the sandbox refused the export")), kept)
+
+
+def ended_early() -> OperationError:
+    return refused("the forwarded stream ended before its trailer", "export_interrupted", retryable=True)
+
+
+def check_received(received: int, limits: ExportLimits) -> None:
+    """Refuse more bytes than the cap of a stream."""
+    cap = limits.max_stream_bytes
+    if cap is not None and received > cap:
+        raise refused(
+            f"export stream cap exceeded: more than {cap} bytes were received", "stream_cap", limit=cap
+        )
+
+
+def check_frame(size: int) -> None:
+    if size > MAX_FRAME_BYTES:
+        raise refused(f"a frame of {size} bytes, at most {MAX_FRAME_BYTES} are taken", "bad_stream")
+
+
 def shown(path: bytes) -> str:
     """Return a path for a message: decoded from UTF-8 if possible, without control characters."""
     text = path.decode("utf-8", "backslashreplace")
@@ -231,40 +268,21 @@ class ExportStream:
 
     def _receive(self, size: int) -> None:
         if not size:
-            raise refused(
-                "the forwarded stream ended before its trailer", "export_interrupted", retryable=True
-            )
+            raise ended_early()
         self.received += size
-        cap = self._limits.max_stream_bytes
-        if cap is not None and self.received > cap:
-            raise refused(
-                f"export stream cap exceeded: more than {cap} bytes were received", "stream_cap", limit=cap
-            )
+        check_received(self.received, self._limits)
 
     def _line(self, name: str) -> dict[str, Any]:
         with reading():
             line = self._reader.readline(MAX_LINE_BYTES)
         self._receive(len(line))
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if not line.endswith(b"\n") or not isinstance(value, dict):
-            raise refused(f"the stream's {name} is not a line of JSON", "bad_stream")
-        found: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(refusal := found.get("error"), dict):
-            self._pass_on(refusal)  # pyright: ignore[reportUnknownArgumentType]
+        found = json_line(line, name)
+        if isinstance(error := found.get("error"), dict):
+            refusal = sandbox_refusal(error)  # pyright: ignore[reportUnknownArgumentType]
+            if error.get("kind") == "unknown_op":  # pyright: ignore[reportUnknownMemberType]
+                refusal.details["daemon_op"] = "export_layerstack"
+            raise refusal
         return found
-
-    def _pass_on(self, error: dict[str, Any]) -> None:
-        """Raise the sandbox's own refusal as a failure of this operation."""
-        details = error.get("details")
-        kept: dict[str, Any] = dict(details) if isinstance(details, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        if error.get("kind") == "unknown_op":
-            kept["daemon_op"] = "export_layerstack"
-        raise OperationError(
-            OPERATION_FAILED, str(error.get("message", "the sandbox refused the export")), kept
-        )
 
     def _fill(self) -> bool:
         """Make at least one byte of a frame available; False at the end of the frames. Reads a frame together
@@ -292,10 +310,7 @@ class ExportStream:
             self._frame_left = int.from_bytes(self._length, "big")
             self._length = b""
             self._ended = not self._frame_left
-            if self._frame_left > MAX_FRAME_BYTES:
-                raise refused(
-                    f"a frame of {self._frame_left} bytes, at most {MAX_FRAME_BYTES} are taken", "bad_stream"
-                )
+            check_frame(self._frame_left)
         return True
 
     def _too_large(self) -> None:
