@@ -8,7 +8,6 @@ publication up to the last one in which the tip's value of it changed.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from layerstack.git.object_format import BLOB_MAX, GitError, ObjectFormat, Oid
 from layerstack.git.objects import GitTree, Objects
 from layerstack.git.ref_store import read_refs
 from layerstack.git.tree_diff import FileValue, tree_changes
+from layerstack.git.worktree_filter import lfs_pointer_of_file
 from layerstack.layers import delta
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Layer
@@ -389,7 +389,7 @@ class GitExport:
             elif source.size <= BLOB_MAX:
                 yield git_pack.entry(kind, self._work.filter.clean(raw, source.data()))
             elif self._work.filter.conversion(raw).filter == "lfs":
-                yield git_pack.entry(kind, _large_pointer(source))
+                yield git_pack.entry(kind, lfs_pointer_of_file(source))
             else:
                 yield from git_pack.blob_of_file(source)
 
@@ -523,15 +523,3 @@ def _shown(path: str) -> str:
 
 def _shown_raw(path: bytes) -> str:
     return path.decode("utf-8", "replace")
-
-
-def _large_pointer(state: State) -> bytes:
-    """Give the pointer of Git LFS for a file that is too large to be read whole."""
-    digest = hashlib.sha256(usedforsecurity=False)
-    with open(os.open(state.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
-        while data := file.read(git_pack.CHUNK):
-            digest.update(data)
-    return b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %d\n" % (
-        digest.hexdigest().encode(),
-        state.size,
-    )

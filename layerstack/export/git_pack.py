@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 
+from layerstack.git.worktree_filter import file_parts
 from layerstack.tree.state import State
 
 KINDS = {"commit": 1, "tree": 2, "blob": 3, "tag": 4}
-CHUNK = 1 << 20
 
 
 def _head(kind: str, size: int) -> bytes:
@@ -28,20 +27,14 @@ def entry(kind: str, data: bytes) -> bytes:
 
 
 def blob_of_file(state: State) -> Iterator[bytes]:
-    """Make the entry of a file's content in parts of about CHUNK bytes.
+    """Make the entry of a file's content in parts.
 
     Raises:
         OSError: the file is shorter than its state says.
     """
     yield _head("blob", state.size)
     packer = zlib.compressobj(1)
-    with open(os.open(state.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
-        left = state.size
-        while left:
-            data = file.read(min(left, CHUNK))
-            if not data:
-                raise OSError(f"{state.path} has {state.size - left} bytes, expected were {state.size}")
-            left -= len(data)
-            if packed := packer.compress(data):
-                yield packed
+    for part in file_parts(state):
+        if packed := packer.compress(part):
+            yield packed
     yield packer.flush()

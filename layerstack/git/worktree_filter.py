@@ -154,16 +154,13 @@ class WorktreeFilter:
         if state.size <= BLOB_MAX:
             return self._fmt.oid_of("blob", self.clean(path, state.data(), indexed))
         if how.filter == "lfs":
-            digest = hashlib.sha256(usedforsecurity=False)
-            for part in _parts(state):
-                digest.update(part)
-            return self._fmt.oid_of("blob", _pointer(digest.hexdigest(), state.size))
+            return self._fmt.oid_of("blob", lfs_pointer_of_file(state))
         if how.encoding is not None or how.ident:
             raise ObjectTooLarge(f"{os.fsdecode(path)}: {state.size} bytes to convert, more than {BLOB_MAX}")
-        if how.ends != LineEnds.NONE and changes_on_clean(TextStats(_parts(state)), how.ends, indexed):
+        if how.ends != LineEnds.NONE and changes_on_clean(TextStats(file_parts(state)), how.ends, indexed):
             raise ObjectTooLarge(f"{os.fsdecode(path)}: {state.size} bytes to convert, more than {BLOB_MAX}")
         found = hashlib.new(self._fmt.name, b"blob %d\0" % state.size, usedforsecurity=False)
-        for part in _parts(state):
+        for part in file_parts(state):
             found.update(part)
         return found.digest()
 
@@ -180,7 +177,7 @@ class WorktreeFilter:
         return self._fmt.oid_of("blob", state.data()) == oid
 
 
-def _parts(state: State) -> Iterator[bytes]:
+def file_parts(state: State) -> Iterator[bytes]:
     """Read a file in parts: exactly as many bytes as its state says.
 
     Raises:
@@ -247,6 +244,14 @@ def lfs_pointer(data: bytes) -> bytes:
     if not data or parse_pointer(data) is not None:
         return data
     return _pointer(hashlib.sha256(data, usedforsecurity=False).hexdigest(), len(data))
+
+
+def lfs_pointer_of_file(state: State) -> bytes:
+    """Give the pointer of a file that is not read whole."""
+    digest = hashlib.sha256(usedforsecurity=False)
+    for part in file_parts(state):
+        digest.update(part)
+    return _pointer(digest.hexdigest(), state.size)
 
 
 def _pointer(digest: str, size: int) -> bytes:
