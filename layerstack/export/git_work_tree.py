@@ -15,15 +15,7 @@ from layerstack.git.git_index import GitIndex
 from layerstack.git.index_rows import MODE_AT, STAT, IndexStat, Row
 from layerstack.git.object_format import FORMATS, SHA1, GitRefused, ObjectFormat, Oid
 from layerstack.git.objects import GitTree, Objects
-from layerstack.git.ref_store import (
-    HEAD,
-    PACKED,
-    PACKED_MAX,
-    REF_BYTES,
-    SYMBOLIC_MAX,
-    parse_loose,
-    parse_packed,
-)
+from layerstack.git.ref_store import HEAD, PACKED, SYMBOLIC_MAX, loose_value, read_packed
 from layerstack.git.tree_diff import FileValue, Staged, staged_changes, value_in
 from layerstack.git.worktree_filter import WorktreeFilter
 from layerstack.layers.chain import Chain
@@ -69,8 +61,8 @@ class HeadReader:
         """Give the commit of HEAD in hex; None without a repository, or on an unborn branch."""
         name = HEAD
         for _ in range(SYMBOLIC_MAX + 1):
-            data = content(tree, f"{root}/{os.fsdecode(name)}", REF_BYTES)
-            value = parse_loose(data) if data is not None else None
+            state = tree.find(f"{root}/{os.fsdecode(name)}")
+            value = loose_value(state) if state is not None else None
             if value is None:
                 return None if name == HEAD else self._of_packed(tree, root).get(name)
             if value.symbolic is None:
@@ -84,9 +76,7 @@ class HeadReader:
             return {}
         key = state.inode, state.size
         if key not in self._packed:
-            if state.size > PACKED_MAX:
-                raise GitRefused(f"read {root}/{PACKED}: it has {state.size} bytes, more than {PACKED_MAX}")
-            self._packed = {key: parse_packed(state.data(PACKED_MAX))}
+            self._packed = {key: read_packed(root, state)}
         return self._packed[key]
 
 

@@ -132,20 +132,29 @@ def read_refs(root: str, tree: GitTree, like: RefMap | None = None) -> RefMap:
         return RefMap({}, loose, frozenset(broken))
     if like is not None and is_one(like.packed_state, state):
         return RefMap(like.packed, loose, frozenset(broken), state)
+    return RefMap(read_packed(root, state), loose, frozenset(broken), state)
+
+
+def read_packed(root: str, state: State) -> dict[bytes, bytes]:
+    """Read packed-refs: name -> id in hex.
+
+    Raises:
+        GitRefused: the file has more than PACKED_MAX bytes.
+    """
     if state.size > PACKED_MAX:
         raise GitRefused(
             f"read {root}/{PACKED}: it has {state.size:,} bytes, at most {PACKED_MAX:,} are read;"
             " delete refs that are not needed",
             details={"repository": root},
         )
-    return RefMap(parse_packed(state.data(PACKED_MAX)), loose, frozenset(broken), state)
+    return parse_packed(state.data(PACKED_MAX))
 
 
 def _add_head(root: str, place: str, tree: GitTree, loose: dict[bytes, RefValue], broken: set[bytes]) -> None:
     state = tree.find(f"{root}/{place}HEAD")
     if state is not None:
         name = os.fsencode(place) + HEAD
-        value = _loose_value(state)
+        value = loose_value(state)
         if value is None:
             broken.add(name)
         else:
@@ -175,7 +184,7 @@ def _add_below(
             if state.kind == DIRECTORY:
                 folders.append(path)
                 continue
-            value = _loose_value(state) if is_ref_name(name) else None
+            value = loose_value(state) if is_ref_name(name) else None
             if value is None:
                 broken.add(name)
             else:
@@ -183,7 +192,7 @@ def _add_below(
     return count
 
 
-def _loose_value(state: State) -> RefValue | None:
+def loose_value(state: State) -> RefValue | None:
     """Read a loose ref; None when git would call it broken."""
     if state.kind == LINK:  # what git wrote for HEAD before 2005, and with core.preferSymlinkRefs
         target = os.fsencode(state.target)
