@@ -77,7 +77,6 @@ class RepositoryHeads(NamedTuple):
     fmt: ObjectFormat
     parent: Oid | None
     tip: Oid | None
-    branch: str | None
 
 
 class ExportStep(NamedTuple):
@@ -96,12 +95,7 @@ def heads_of(snapshot: Snapshot) -> RepositoryHeads:
     fmt = format_of(chain)
     parent = heads.tip(base, ".git") if check_repository(base) else None
     tip = heads.tip(chain, ".git") if there else parent
-    state = chain.find(".git/HEAD")
-    head = state.data(4096) if state is not None else b""
-    branch = head[5:].strip().decode("utf-8", "replace") if head.startswith(b"ref: ") else None
-    return RepositoryHeads(
-        there, fmt, fmt.from_hex(parent or b""), fmt.from_hex(tip or b""), branch if there else None
-    )
+    return RepositoryHeads(there, fmt, fmt.from_hex(parent or b""), fmt.from_hex(tip or b""))
 
 
 class _Item(NamedTuple):

@@ -44,7 +44,6 @@ def heads(store: Store, args: dict[str, Any]) -> dict[str, Any]:
             "object_format": found.fmt.name,
             "parent": None if found.parent is None else found.parent.hex(),
             "tip": None if found.tip is None else found.tip.hex(),
-            "branch": found.branch,
         }
 
 
