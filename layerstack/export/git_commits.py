@@ -143,7 +143,6 @@ class GitExport:
         self._work = GitWorkTree(chain, rules, self._committed, fmt, reader)
         self._reader = reader
         self._sent: set[Oid] = set()
-        self._own_commits: list[dict[str, Any]] = []
         self._listed: list[dict[str, Any]] = []
         self._count = 0
         self._large: dict[str, int] = {}
@@ -322,23 +321,26 @@ class GitExport:
         message = text.message.encode("utf-8", "replace")
         data = format_commit(Commit(tree, parents, identity, identity, (), message))
         self.head = self.fmt.oid_of("commit", data)
-        row: dict[str, Any] = {
-            "oid": self.head.hex(),
-            "layer_id": layer_id,
-            "author": text.author,
-            "subject": text.subject,
-            "paths": [_shown(path) for path in paths[:PATHS_MAX]],
-        }
-        if len(paths) > PATHS_MAX:
-            row["path_count"] = len(paths)
-        self._list(row)
+        self._list(self.head, layer_id, text.author, text.subject, list(map(os.fsencode, paths)))
         self.objects += 1
         return git_pack.entry("commit", data)
 
-    def _list(self, row: dict[str, Any]) -> None:
+    def _list(
+        self, oid: Oid, layer_id: str | None, author: str, subject: str, paths: Sequence[bytes]
+    ) -> None:
         self._count += 1
-        if len(self._listed) < LISTED_MAX:
-            self._listed.append(row)
+        if len(self._listed) >= LISTED_MAX:
+            return
+        row: dict[str, Any] = {
+            "oid": oid.hex(),
+            "layer_id": layer_id,
+            "author": author,
+            "subject": subject,
+            "paths": list(map(_text, paths[:PATHS_MAX])),
+        }
+        if len(paths) > PATHS_MAX:
+            row["path_count"] = len(paths)
+        self._listed.append(row)
 
     # ---- trees and blobs
 
@@ -405,19 +407,11 @@ class GitExport:
             links = objects.links(oid)
             olds = [objects.links(p).tree for p in links.parents]
             yield from self._tree_objects(links.tree, olds)
-            paths = sorted(map(_shown_raw, tree_changes(objects, olds[0] if olds else None, links.tree)))
+            paths = sorted(tree_changes(objects, olds[0] if olds else None, links.tree))
             commit = objects.commit(oid)
-            author = commit.author.partition(b" <")[0].decode("utf-8", "replace")
-            row: dict[str, Any] = {
-                "oid": oid.hex(),
-                "layer_id": None,
-                "author": author,
-                "subject": first_line(commit.message.decode("utf-8", "replace")),
-                "paths": paths[:PATHS_MAX],
-            }
-            if len(paths) > PATHS_MAX:
-                row["path_count"] = len(paths)
-            self._list(row)
+            self._list(
+                oid, None, _text(commit.author.partition(b" <")[0]), first_line(_text(commit.message)), paths
+            )
             self._sent.add(oid)
             self.objects += 1
             yield git_pack.entry(kind, data)
@@ -486,7 +480,7 @@ class GitExport:
         tips = {oid: name for name, oid in self._tips_of(newest) if not name.startswith(KEPT)}
         exported = [oid for oid in (self._heads.tip,) if oid is not None]
         lost = unreached(self._objects, tips, [*known, *exported]) - {*known, *exported}
-        return sorted(tips[oid].decode("utf-8", "replace") for oid in lost)[:NAMES_MAX]
+        return sorted(_text(tips[oid]) for oid in lost)[:NAMES_MAX]
 
     def _tips_of(self, tree: GitTree) -> Iterator[tuple[bytes, Oid]]:
         """Yield the refs that name commits, tags peeled."""
@@ -512,8 +506,8 @@ class GitExport:
 
 
 def _shown(path: str) -> str:
-    return os.fsencode(path).decode("utf-8", "replace")
+    return _text(os.fsencode(path))
 
 
-def _shown_raw(path: bytes) -> str:
-    return path.decode("utf-8", "replace")
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
