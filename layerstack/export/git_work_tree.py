@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from layerstack.export.tree_builder import TreeBuilder
@@ -261,6 +262,7 @@ def uncommitted(work: GitWorkTree, base: Chain, objects: Objects, committed: Oid
     if state is not None and state.kind == FILE:
         index, written = read_index(base, state.data(), work.fmt), state.times[1]
     staged = staged_changes(index, objects, committed)
+    tracked = sorted(index.rows)
     seen: set[bytes] = set()
     waiting = [""]
     while waiting:
@@ -276,9 +278,7 @@ def uncommitted(work: GitWorkTree, base: Chain, objects: Objects, committed: Oid
                     value, _ = work.value(base, path)
                     if value != _committed_value(index, staged, raw) and work.candidate(path) == path:
                         yield path
-                elif not work.skips_directory(path) or any(
-                    True for _ in _below(index, raw)
-                ):  # tracked files in an ignored directory
+                elif not work.skips_directory(path) or _has_below(tracked, raw):
                     waiting.append(path)
                 continue
             if kind not in (FILE, LINK):
@@ -301,9 +301,10 @@ def uncommitted(work: GitWorkTree, base: Chain, objects: Objects, committed: Oid
             yield os.fsdecode(raw)
 
 
-def _below(index: GitIndex, directory: bytes) -> Iterator[bytes]:
-    prefix = directory + b"/"
-    return (path for path in index.rows if path.startswith(prefix))
+def _has_below(tracked: list[bytes], directory: bytes) -> bool:
+    """Check sorted paths for one in a directory; an ignored one may have tracked files."""
+    at = bisect_left(tracked, directory + b"/")
+    return at < len(tracked) and tracked[at].startswith(directory + b"/")
 
 
 def _committed_value(index: GitIndex, staged: Mapping[bytes, Staged], raw: bytes) -> FileValue | None:
