@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from eos_mcp.config import paths
 from eos_mcp.gateway_client import sync
@@ -18,12 +18,15 @@ class ListenError(Exception):
     """Error with the endpoint, the fault and the next step."""
 
 
-class Listener(NamedTuple):
+@dataclass(slots=True)
+class Listener:
+    """A listening socket. `identity` is the device and inode of a unix socket's file while that file is this
+    process's to remove, and None from then on.
+    """
+
     endpoint: GatewayEndpoint
     socket: socket.socket
-    identity: (
-        tuple[int, int] | None
-    )  # device and inode of a unix socket's file, so that only our own file is removed
+    identity: tuple[int, int] | None
 
 
 def inherited(fd: int, endpoint: GatewayEndpoint) -> Listener:
@@ -88,8 +91,11 @@ def tcp(endpoint: GatewayEndpoint) -> Listener:
 
 
 def unlink_own(listener: Listener) -> None:
-    """Remove the file of a unix socket, unless another socket replaced it."""
-    if listener.identity is not None and _identity(listener.endpoint.path) == listener.identity:
+    """Remove the file of a unix socket once, unless another socket replaced it. Once the socket is closed, the
+    next gateway's file may have the same inode.
+    """
+    identity, listener.identity = listener.identity, None
+    if identity is not None and _identity(listener.endpoint.path) == identity:
         os.unlink(listener.endpoint.path)
 
 

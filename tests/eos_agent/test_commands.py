@@ -252,7 +252,9 @@ def test_input_that_nobody_reads_meets_a_deadline(shared_agent: Agent, here: In)
 
 
 def test_signals_reach_the_group(here: In) -> None:
-    command = here.start("trap 'echo got usr1' USR1; echo ready; while :; do read x; done")
+    # sleep ends by itself: a signal that comes just before a builtin waits (read, wait) runs its trap only
+    # after it
+    command = here.start("trap 'echo got usr1' USR1; echo ready; while :; do sleep 0.01; done")
     while "ready" not in here.of("read_command_lines", command)["output"]:
         pass
     assert here.of("signal_command", command, signal="USR1")["status"] == "running"

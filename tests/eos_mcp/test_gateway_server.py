@@ -436,6 +436,17 @@ def test_a_stale_socket_is_replaced_and_a_living_one_is_not(short_dir: str) -> N
         listener.socket.close()
 
 
+def test_a_socket_file_is_removed_once_though_the_next_one_has_its_inode(short_dir: str) -> None:
+    path = f"{short_dir}/x.sock"
+    first = listen.unix(path)
+    os.link(path, f"{short_dir}/kept")
+    listen.unlink_own(first)
+    first.socket.close()
+    os.rename(f"{short_dir}/kept", path)  # the inode that the next gateway's file gets on most file systems
+    listen.unlink_own(first)
+    assert os.path.exists(path)
+
+
 def test_something_that_is_no_socket_is_never_removed(short_dir: str) -> None:
     path = f"{short_dir}/file"
     with open(path, "w") as file:
