@@ -91,8 +91,8 @@ def tcp(endpoint: GatewayEndpoint) -> Listener:
 
 
 def unlink_own(listener: Listener) -> None:
-    """Remove the file of a unix socket once, unless another socket replaced it. Once the socket is closed, the
-    next gateway's file may have the same inode.
+    """Remove the file of a unix socket once, unless another socket replaced it. After the socket is closed,
+    the file of the next gateway may have the same inode.
     """
     identity, listener.identity = listener.identity, None
     if identity is not None and _identity(listener.endpoint.path) == identity:
