@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,19 @@ def test_the_files_are_the_agents_alone(start_agent: Callable[..., Agent]) -> No
     assert agent.run("cat /dev/eos-git/0.system", first)["output"].count("Ada") == 1
     assert committed(agent, agent="Bob") == "Bob <agent@eos.invalid>"
     assert "Bob" in agent.run("cat /dev/eos-git/1.system", first)["output"], "sessions that were open see it"
+
+
+def test_agents_whose_first_commands_start_at_once_commit_under_their_own_names(plain: Agent) -> None:
+    names = [f"agent-{n}" for n in range(8)]
+    together = threading.Barrier(len(names))
+
+    def author(name: str) -> str:
+        together.wait(60)
+        return str(plain.run("git var GIT_AUTHOR_IDENT", agent=name, yield_time_ms=60_000)["output"])
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = list(pool.map(author, names))
+    assert [one.partition(" <")[0] for one in found] == names
 
 
 def test_the_users_identity_is_carried_in_and_the_homes_wins(carried: Callable[..., Agent]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from eos_agent.base import git_identity
@@ -18,6 +19,7 @@ class GitIdentities:
     def __init__(self, settings: Settings, zygote: ZygoteHandle) -> None:
         self._carried, self._zygote = settings.git_identity, zygote
         self._known: dict[str, GitIdentity] = {}
+        self._adding = asyncio.Lock()  # the number of known agents names the files of the next one
 
     async def of(self, agent: str | None) -> GitIdentity:
         """Return the identity of an agent's commits. Its files exist; if they cannot be written, or
@@ -26,8 +28,12 @@ class GitIdentities:
         name = git_identity.name_of(self._carried, agent)
         if (known := self._known.get(name)) is not None:
             return known
-        number = len(self._known)
-        found = git_identity.identity_of(self._carried, name, str(number))
-        if number >= git_identity.AGENTS_MAX or not await self._zygote.write_git_files(found.files):
-            return found._replace(files={})
-        return self._known.setdefault(name, found)
+        async with self._adding:
+            if (known := self._known.get(name)) is not None:
+                return known
+            number = len(self._known)
+            found = git_identity.identity_of(self._carried, name, str(number))
+            if number >= git_identity.AGENTS_MAX or not await self._zygote.write_git_files(found.files):
+                return found._replace(files={})
+            self._known[name] = found
+            return found
