@@ -12,6 +12,7 @@ import time
 
 from benchmarks import (
     bulk_rows,
+    git_export_rows,
     git_rows,
     git_status_rows,
     growth_rows,
@@ -62,6 +63,7 @@ ROWS = {
     "second_create": bulk_rows.second_create,
     "import": import_rows.one_changed,
     "git_status": git_status_rows.status,
+    "git_export": git_export_rows.publications,
     "memory": session_rows.memory,
     "mcp_start": mcp_rows.first_answer,
     "mcp_call": mcp_rows.call,
