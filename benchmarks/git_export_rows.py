@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks.bulk_rows import repository
@@ -56,7 +57,7 @@ def publications(place: Place) -> Iterator[Row]:
             empty = str(place.home / f"empty{n}")
             run(["git", "init", "-q", empty])
             stream = f"git -C {clone} fast-export agents | git -C {empty} fast-import --quiet"
-            replay = timed(lambda stream=stream: run(["sh", "-c", stream]))
+            replay = timed(partial(run, ["sh", "-c", stream]))
             if n:
                 whole.append(took)
                 beside.append(replay)
