@@ -11,7 +11,7 @@ import asyncio
 import base64
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from eos_agent.wire.operation import ANSWER_S
@@ -230,10 +230,7 @@ class Importer:
         except OperationError as error:
             if "publish_rejection" in error.details:
                 await self._run(copied.drop_pending, record)
-                error.details["hint"] = (
-                    "make the directory and the sandbox agree at these paths: edit or revert the file, or "
-                    "export_changes with on_conflict merge first; paths leaves out all but the named ones"
-                )
+                error.details["hint"] = _conflict_hint(error.details["publish_rejection"])
             raise
         await self._run(copied.accept_pending, record)
         with contextlib.suppress(OSError, OperationError, RecordFull):
@@ -241,6 +238,18 @@ class Importer:
                 exported_facts.note_import, coming, self.exports, request.sandbox_id, request.workspace
             )
         return {"no_op": done["publish"]["no_op"], **done}
+
+
+def _conflict_hint(rejection: Mapping[str, Any]) -> str:
+    if any("commits" in one for one in rejection.get("conflicts") or ()):
+        return (
+            "commits of both sides conflict: commit what is uncommitted, export_changes with format git, "
+            "git merge the exported branch, then import_changes again"
+        )
+    return (
+        "make the directory and the sandbox agree at these paths: edit or revert the file, or "
+        "export_changes with on_conflict merge first; paths leaves out all but the named ones"
+    )
 
 
 class _Asking:

@@ -72,6 +72,13 @@ def head(sandbox: Sandbox) -> int:
     return int(sandbox.do("list_versions")["versions"][0]["version"])
 
 
+def git(folder: Path, *words: str, status: int = 0) -> str:
+    who = ("-c", "user.name=p", "-c", "user.email=p@example.org", "-c", "init.defaultBranch=main")
+    done = subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    return done.stdout.strip()
+
+
 def lines(**edited: str) -> str:
     """SIXTY with other lines: lines(line5="...")."""
     text = SIXTY
@@ -252,12 +259,6 @@ def test_a_commit_in_a_linked_worktree_comes_in_and_a_checkout_of_a_commit_has_n
     shared_desk: Desks,
 ) -> None:
     desk = shared_desk("root")
-
-    def git(folder: Path, *words: str) -> str:
-        who = ("-c", "user.name=p", "-c", "user.email=p@example.org", "-c", "init.defaultBranch=main")
-        done = subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
     real = desk.person.home / "real"
     real.mkdir()
     git(real, "init", "-q")
@@ -281,3 +282,26 @@ def test_a_commit_in_a_linked_worktree_comes_in_and_a_checkout_of_a_commit_has_n
     )
     error = desk.refused("manager", "import_changes", "--sandbox-id", made["id"])
     assert_error(error, "made_from_commit", kind="operation_failed")
+
+
+def test_commits_that_conflict_come_in_when_the_hint_is_followed(shared_desk: Desks) -> None:
+    desk = shared_desk("root")
+    git(desk.workspace, "init", "-q")
+    desk.give("w/a.txt", "one\ntwo\nthree\n")
+    git(desk.workspace, "add", ".")
+    git(desk.workspace, "commit", "-q", "-m", "first")
+    own = desk.create("host")
+    own.shell("sed -i s/two/agents/ a.txt && git -c user.name=a -c user.email=a@b commit -qam agents")
+    desk.give("w/a.txt", "one\nmine\nthree\n")
+    git(desk.workspace, "commit", "-qam", "mine")
+    error = refused(own)
+    assert_error(error, "source_conflict", kind="operation_failed")
+    hint = error["details"]["hint"]
+    assert "format git" in hint and "git merge" in hint and "import_changes" in hint
+    ref = export(own, "--format", "git")["ref"]
+    git(desk.workspace, "merge", "-q", ref, status=1)
+    desk.give("w/a.txt", "one\nboth\nthree\n")
+    git(desk.workspace, "commit", "-qam", "merged")
+    assert import_changes(own)["no_op"] is False
+    seen = own.shell("git log --format=%s -1; git status --porcelain; git fsck --strict --no-progress && cat a.txt")
+    assert seen["output"].split("\n")[0] == "merged" and seen["output"].endswith("\none\nboth\nthree"), seen
