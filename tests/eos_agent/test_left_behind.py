@@ -146,7 +146,7 @@ def test_a_one_shot_is_over_though_something_ignores_the_signal_and_git_leaves_n
     ran = agent.run(f"echo 1 > f; {git} {detached} commit -qam second", yield_time_ms=60_000)
     assert ran["status"] == "ok", ran
     look = (
-        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; git -c gc.auto=10 gc --auto 2>/dev/null; "
-        "ls .git/objects/pack | grep -c 'pack$'"
+        "find .git -name '*.lock' -o -name gc.pid -o -name 'tmp_*'; "
+        "git -c gc.auto=10 gc --auto >/dev/null 2>&1; ls .git/objects/pack | grep -c 'pack$'"
     )
     assert agent.run(look, yield_time_ms=60_000)["output"] == "1"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -25,6 +26,21 @@ LOOKS = (
     ("rev-parse", "HEAD", "HEAD@{1}"),
     ("diff", "--cached", "--stat"),
 )
+
+CHANGES = """
+import os, sys
+folder, n = sys.argv[1], 0
+head = open(f"{folder}/main").read()
+while True:
+    n += 1
+    with open(f"{folder}/n{n}", "w") as file:
+        file.write(head)
+    if n == 1:
+        print("works", flush=True)
+    if n > 9:
+        os.unlink(f"{folder}/n{n - 9}")
+"""
+"""Adds and removes refs in a directory until it is killed."""
 
 
 @pytest.fixture
@@ -227,29 +243,20 @@ def test_a_workspace_that_keeps_changing_is_refused_by_the_paths(
     main: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "GIT_WAIT_S", 0.2)
-    ended = threading.Event()
-
-    def change() -> None:
-        head, n = git(main, "rev-parse", "HEAD"), 0
-        while not ended.is_set():
-            n += 1
-            (main / f".git/refs/heads/n{n}").write_bytes(head)
-            (main / f".git/refs/heads/n{n - 9}").unlink(missing_ok=True)
-
-    working = threading.Thread(target=change)
-    working.start()
     said: list[str] = []
     error: OperationError | None = None
-    try:
-        for _ in range(50):  # a busy machine may let the thread wait while the copy is made
-            try:
-                base.prepare(str(main), str(cache), progress=said.append)
-            except OperationError as found:
-                error = found
-                break
-    finally:
-        ended.set()
-        working.join()
+    argv = [sys.executable, "-c", CHANGES, str(main / ".git/refs/heads")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as changing:
+        try:
+            assert changing.stdout is not None and changing.stdout.readline() == b"works\n"
+            for _ in range(500):  # a busy machine may let the process wait while the copy is made
+                try:
+                    base.prepare(str(main), str(cache), progress=said.append)
+                except OperationError as found:
+                    error = found
+                    break
+        finally:
+            changing.kill()
     assert error is not None and error.details["reason"] == "workspace_changing"
     assert any(path.startswith(".git/refs/heads/n") for path in error.details["unstable"])
     assert "unstable=0" not in error.message
